@@ -1,0 +1,117 @@
+/* Copies between host memory and buffers and between any two buffers, whatever their kinds.
+ *
+ * Sizes are in bytes and must be equal on both sides; dtypes are not compared. A mismatch is an
+ * error that moves nothing. Zero bytes is a no-op (arguments are still checked). Overlapping
+ * windows of one storage behave as memmove() on every backend. A destination that is lazy is
+ * allocated.
+ *
+ * If a copy fails while it is under way (a truncated file, a lost device) the destination's bytes
+ * are undefined; the error says so.
+ *
+ * Thread-safety of all functions here: any thread; the bytes are the caller's to synchronise. */
+#ifndef QUAY_COPY_H
+#define QUAY_COPY_H
+
+#include <quay/base.h>
+#include <quay/buffer.h>
+#include <quay/status.h>
+
+/* How the bytes move. */
+typedef enum quay_route {
+  QUAY_ROUTE_NONE = 0,   /* nothing to move */
+  QUAY_ROUTE_WITHIN = 1, /* same device and kind: the backend's own copy */
+  QUAY_ROUTE_DIRECT = 2, /* one backend reaches the other's memory: host memory to device, peers */
+  QUAY_ROUTE_STAGED = 3, /* in chunks through a bounded ring of host memory */
+  QUAY_ROUTE_FILE = 4,   /* the file is read or written with the mapping left alone */
+} quay_route;
+
+/* What a copy would do. */
+typedef struct quay_copy_plan_info {
+  quay_route route;
+  quay_memory_kind from, to;
+  uint64_t size;          /* bytes */
+  uint64_t chunk;         /* bytes moved at a time */
+  uint32_t threads;       /* that take part, the caller's included */
+  uint64_t staging_bytes; /* of host memory held while it runs */
+  char reason[192];       /* one line: why this route, or why not a faster one */
+} quay_copy_plan_info;
+
+/* Called now and then while a copy runs, from the calling thread: `done` of `total` bytes have
+ * arrived. The last call has done == total. Return false to stop: the copy then fails with
+ * CANCELLED. */
+typedef bool (*quay_progress_callback)(void *user, uint64_t done, uint64_t total);
+
+/* Zero means the defaults. */
+typedef struct quay_copy_options {
+  /* Submit to this stream and return early where the two kinds of memory allow it; NULL: the copy
+   * is finished on return. */
+  quay_stream *stream;
+  /* Fail with UNSUPPORTED rather than stage through host memory. */
+  bool forbid_staging;
+  /* At most this many bytes of staging; 0: the process's budget. */
+  uint64_t max_staging_bytes;
+  /* At most this many threads; 0: the process's. */
+  uint32_t max_threads;
+  quay_progress_callback progress;
+  void *progress_user;
+} quay_copy_options;
+
+QUAY_BEGIN_DECLS
+
+/* The name of a route: "none", "within", "direct", "staged", "file". Static.
+ * Thread-safety: any thread, any time. */
+QUAY_API const char *quay_route_name(quay_route route);
+
+/* The name of a kind of memory: "pageable", "file", "pinned", "managed", "device", "none". Static.
+ * Thread-safety: any thread, any time. */
+QUAY_API const char *quay_memory_kind_name(quay_memory_kind kind);
+
+/* Copies `size` bytes of host memory into the whole window.
+ * Errors: INVALID_ARGUMENT (NULL), SIZE_MISMATCH, READ_ONLY, IO, STALE, DEVICE_LOST and those of
+ * quay_allocator_alloc() if the buffer was lazy. */
+QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_in(quay_buffer *destination, const void *source,
+                                                        uint64_t size);
+
+/* Copies the whole window into `size` bytes of host memory.
+ * Errors: INVALID_ARGUMENT (NULL), SIZE_MISMATCH, NOT_ALLOCATED, IO, STALE, DEVICE_LOST. */
+QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_out(const quay_buffer *source,
+                                                         void *destination, uint64_t size);
+
+/* Copies the whole of one window into the whole of another, of any two kinds of memory.
+ * Errors: INVALID_ARGUMENT (NULL), SIZE_MISMATCH, NOT_ALLOCATED (a lazy source), READ_ONLY, IO,
+ * STALE, DEVICE_LOST, OUT_OF_HOST_MEMORY (no staging memory), those of quay_allocator_alloc() if
+ * the destination was lazy. */
+QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_from(quay_buffer *destination,
+                                                          const quay_buffer *source);
+
+/* Copies `size` bytes from `source_offset` in the source window to `destination_offset` in the
+ * destination window. `options` NULL means the defaults.
+ * Further errors: OUT_OF_RANGE (either range reaches outside its window, also by wrapping around);
+ * UNSUPPORTED (staging was forbidden and is needed); CANCELLED; INVALID_ARGUMENT (a stream that is
+ * of neither side's device). */
+QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_region(quay_buffer *destination,
+                                                            uint64_t destination_offset,
+                                                            const quay_buffer *source,
+                                                            uint64_t source_offset, uint64_t size,
+                                                            const quay_copy_options *options);
+
+/* Fills the window with a pattern of 1, 2, 4, 8 or 16 bytes, repeated from its first byte on. The
+ * window's size must be a whole number of patterns.
+ * Errors: INVALID_ARGUMENT (NULL, another pattern size), SIZE_MISMATCH, READ_ONLY, IO, STALE,
+ * DEVICE_LOST, those of quay_allocator_alloc() if the buffer was lazy. */
+QUAY_API QUAY_NODISCARD quay_status quay_buffer_fill(quay_buffer *buffer, const void *pattern,
+                                                     size_t pattern_size);
+
+/* What quay_buffer_copy_region() with the same arguments would do, without doing it: nothing is
+ * allocated, read or waited for. A lazy source is fine.
+ * Errors: INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED as there. */
+QUAY_API QUAY_NODISCARD quay_status quay_copy_plan(const quay_buffer *destination,
+                                                   uint64_t destination_offset,
+                                                   const quay_buffer *source,
+                                                   uint64_t source_offset, uint64_t size,
+                                                   const quay_copy_options *options,
+                                                   quay_copy_plan_info *out_plan);
+
+QUAY_END_DECLS
+
+#endif

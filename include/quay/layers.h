@@ -1,0 +1,96 @@
+/* Layers: allocators around allocators, opened in specs. What they offer beyond the allocator's
+ * own functions stands here.
+ *
+ *   track            leaks with the place that asked, double frees, foreign pointers, exact peak
+ *   fault            fails calls on purpose, for tests
+ *     after=N        the first N matching calls succeed, every one after them fails
+ *     nth=N          the N-th matching call fails, the others succeed
+ *     every=N        every N-th matching call fails
+ *     on=KIND        which calls match: alloc, copy_in, copy_out, copy_within, copy (any of
+ *                    the three), fill, or all; default alloc. A copy counts once on each side, as
+ *                    copy_out at its source and copy_in at its destination (copy_within where both
+ *                    are of one kind and device), a staged one once for every chunk
+ *     status=NAME    the error: out_of_host_memory (default for alloc on host memory),
+ *                    out_of_device_memory (default for alloc on a device), io (default for the
+ *                    others), device_lost ... : a status code's name in lower case */
+#ifndef QUAY_LAYERS_H
+#define QUAY_LAYERS_H
+
+#include <quay/allocator.h>
+#include <quay/base.h>
+#include <quay/status.h>
+
+QUAY_BEGIN_DECLS
+
+/* The track layer. */
+
+/* One live allocation, or one near an address that was asked for. */
+typedef struct quay_track_block {
+  uint64_t address; /* first byte, in the device's address space; 0 where memory has none */
+  uint64_t size;    /* bytes */
+  uint64_t serial;  /* counts the layer's allocations from 1 */
+  const char *file; /* the place that asked, as given to quay_track_place(); "" if none was */
+  int line;
+  /* The return address of the public function that allocated, for addr2line or a debugger. */
+  const void *caller;
+} quay_track_block;
+
+/* Called for every live block, by serial number. Return false to stop. Runs without a lock: blocks
+ * that are made or freed meanwhile may or may not be seen. */
+typedef bool (*quay_track_visitor)(void *user, const quay_track_block *block);
+
+/* Names the place of the calling thread's next allocations for track layers: `file` must stay valid
+ * (__FILE__), NULL ends it. QUAY_HERE() does it for the calling line.
+ * Thread-safety: acts on the calling thread alone. */
+QUAY_API void quay_track_place(const char *file, int line);
+#define QUAY_HERE() quay_track_place(__FILE__, __LINE__)
+
+/* Visits the live blocks of the first track layer from `allocator` inwards.
+ * Errors: INVALID_ARGUMENT (NULL, or no track layer in it); OUT_OF_HOST_MEMORY.
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_track_visit(quay_allocator *allocator,
+                                                     quay_track_visitor visitor, void *user);
+
+/* Where an address lies among the live blocks: inside one, or between two. */
+typedef struct quay_track_location {
+  bool inside;             /* `block` holds the address */
+  quay_track_block block;  /* valid if inside */
+  uint64_t offset;         /* of the address in `block`, in bytes; if inside */
+  bool has_below, has_above;
+  quay_track_block below;  /* the nearest live block that ends at or below the address */
+  quay_track_block above;  /* the nearest live block that begins above it */
+} quay_track_location;
+
+/* Finds an address among the live blocks of the first track layer from `allocator` inwards.
+ * Errors: INVALID_ARGUMENT (NULL, or no track layer in it).
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_track_locate(quay_allocator *allocator, uint64_t address,
+                                                      quay_track_location *out_location);
+
+/* Checks that nothing is live: QUAY_OK, or BUSY with the number of blocks and bytes and the oldest
+ * block's place in the message. Every leak goes to the log, too.
+ * Errors: INVALID_ARGUMENT (NULL, or no track layer in it); BUSY.
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_track_check(quay_allocator *allocator);
+
+/* The fault layer. */
+
+/* Numbers of the first fault layer from `allocator` inwards. */
+typedef struct quay_fault_counts {
+  uint64_t calls;  /* matching calls so far, failed ones included */
+  uint64_t failed; /* failed on purpose */
+} quay_fault_counts;
+
+/* Errors: INVALID_ARGUMENT (NULL, or no fault layer in it).
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_fault_get_counts(quay_allocator *allocator,
+                                                          quay_fault_counts *out_counts);
+
+/* Sets the counters back to 0, so that the count begins again.
+ * Errors: INVALID_ARGUMENT (NULL, or no fault layer in it).
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_fault_reset(quay_allocator *allocator);
+
+QUAY_END_DECLS
+
+#endif

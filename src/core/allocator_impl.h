@@ -1,0 +1,73 @@
+/* The allocator object, and the one way in which core and layers call it. */
+#ifndef QUAY_CORE_ALLOCATOR_IMPL_H
+#define QUAY_CORE_ALLOCATOR_IMPL_H
+
+#include <quay/backend.h>
+#include <stdatomic.h>
+
+#include "core/device_impl.h"
+#include "core/statistics.h"
+
+struct quay_allocator {
+  quay_allocator_vtable vtable; /* optionals filled in: no call site tests for NULL */
+  void *self;
+  quay_allocator *inner;   /* of a layer, retained; NULL for a backend */
+  quay_allocator *backend; /* the innermost: itself for a backend */
+  quay_device *device;     /* retained */
+  quay_memory_kind kind;
+  uint32_t flags; /* quay_allocator_flags */
+  uint64_t alignment;
+  uint64_t page_size;
+  bool has_async;   /* the asynchronous group is there */
+  bool has_reserve; /* reserve, commit and decommit are there */
+  atomic_uint references;
+  atomic_uint adopted; /* live adopted raw buffers */
+  atomic_bool lingering; /* released with live raw buffers; destroyed by the last free */
+  quay__statistics statistics;
+  char *name;
+  char *spec; /* with all layers */
+};
+
+/* Makes a layer around `inner`, which it retains on success. Device, kind, flags (but for
+ * PLAIN_HOST_MEMORY, so that copies enter the layer), alignment and page size are the inner one's;
+ * functions that `vtable` leaves NULL forward to it. `spec` is the layer's part alone:
+ * "fault:after=3". On error nothing is taken over. */
+quay_status quay__layer_create(const quay_allocator_vtable *vtable, void *self, const char *name,
+                               const char *spec, quay_allocator *inner,
+                               quay_allocator **out_layer);
+
+/* Allocates through `allocator`: counts, keeps the rules of quay_alloc_request (zeroes what the
+ * backend did not), sets size and owner. The request has been checked. */
+quay_status quay__alloc(quay_allocator *allocator, const quay_alloc_request *request,
+                        quay_raw_buffer *out_raw);
+
+/* Frees through `allocator`, counts, and zeroes `raw`. Not for adopted memory. Keeps the thread's
+ * error. */
+void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
+                size_t count);
+
+/* Gives up ownership through `allocator` and counts. */
+quay_status quay__release(quay_allocator *allocator, quay_raw_buffer *raw,
+                          quay_host_memory *out_memory);
+
+/* Checks options and size of the public calls and turns them into a request for `allocator`. */
+quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t size,
+                                     const quay_alloc_options *options,
+                                     quay_alloc_request *out_request);
+
+/* One reference on `allocator`, or on the default allocator if it is NULL. */
+quay_status quay__allocator_resolve(quay_allocator *allocator, quay_allocator **out_allocator);
+
+/* Whether the memory of both lies in one space: the same backend, device and kind, whatever the
+ * layers. */
+bool quay__same_space(const quay_allocator *a, const quay_allocator *b);
+
+static inline bool quay__host_accessible(const quay_allocator *allocator) {
+  return (allocator->flags & QUAY_ALLOCATOR_HOST_ACCESSIBLE) != 0;
+}
+
+static inline bool quay__plain_host_memory(const quay_allocator *allocator) {
+  return (allocator->flags & QUAY_ALLOCATOR_PLAIN_HOST_MEMORY) != 0;
+}
+
+#endif

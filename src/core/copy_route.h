@@ -1,0 +1,29 @@
+/* The copy router: chooses how bytes move between two sides, and moves them. Works on allocators and
+ * raw buffers, knows no buffer, and waits for no hazard: copy.c and save do that. */
+#ifndef QUAY_CORE_COPY_ROUTE_H
+#define QUAY_CORE_COPY_ROUTE_H
+
+#include <quay/copy.h>
+
+#include "core/allocator_impl.h"
+
+/* One side of a copy: a place in a raw buffer. `raw` may be NULL for planning with a lazy side. */
+typedef struct quay__side {
+  quay_allocator *allocator; /* the outermost */
+  quay_raw_buffer *raw;      /* not written to if it is the source */
+  uint64_t offset;           /* bytes into `raw` */
+} quay__side;
+
+/* Chooses. Fills in `out_plan`, with a reason. UNSUPPORTED if staging is forbidden and needed. */
+quay_status quay__route_plan(const quay__side *destination, const quay__side *source, uint64_t size,
+                             const quay_copy_options *options, quay_copy_plan_info *out_plan);
+
+/* Chooses and moves. `size` is above 0, both sides are there and in range. */
+quay_status quay__route_copy(const quay__side *destination, const quay__side *source, uint64_t size,
+                             const quay_copy_options *options);
+
+/* Bounded staging: copies through chunks of host memory. `chunk` bytes at a time, from the plan. */
+quay_status quay__stage(const quay__side *destination, const quay__side *source, uint64_t size,
+                        uint64_t chunk, const quay_copy_options *options);
+
+#endif

@@ -1,0 +1,33 @@
+/* The device object. */
+#ifndef QUAY_CORE_DEVICE_IMPL_H
+#define QUAY_CORE_DEVICE_IMPL_H
+
+#include <quay/backend.h>
+#include <stdatomic.h>
+
+#include "core/error.h"
+#include "core/lock.h"
+
+struct quay_device {
+  atomic_uint references;
+  quay_device_type_id type;
+  int32_t index;
+  bool has_streams;
+  atomic_bool lost;
+  atomic_uint_fast64_t generation; /* begins at 1 */
+  quay_device_vtable vtable;       /* optionals filled in */
+  void *self;
+  char *name;
+  char *backend;
+  quay__lock lock;               /* guards first_error */
+  quay__error_state *first_error; /* of the current generation; NULL while healthy */
+};
+
+/* QUAY_OK, or the device's first error as DEVICE_LOST. One atomic load while healthy. */
+quay_status quay__device_check(quay_device *device);
+
+static inline uint64_t quay__device_generation(const quay_device *device) {
+  return atomic_load_explicit(&device->generation, memory_order_acquire);
+}
+
+#endif

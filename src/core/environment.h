@@ -1,0 +1,19 @@
+/* The environment variables; no other file reads any. A variable that is not set, or empty, is its
+ * default; a bad value is an error of the call that needs it, never ignored. */
+#ifndef QUAY_CORE_ENVIRONMENT_H
+#define QUAY_CORE_ENVIRONMENT_H
+
+#include <quay/status.h>
+
+/* $QUAY_BACKEND as it stands, NULL if it is not set. An empty one is returned: it names nothing. */
+const char *quay__environment_backend(void);
+
+/* $QUAY_COPY_THREADS: at most so many threads in one copy, the caller's included; 1 to 1024.
+ * Default: the smaller of 8 and the processors. Read at each call. */
+quay_status quay__environment_copy_threads(uint32_t *out_threads);
+
+/* $QUAY_STAGING_BYTES: the process's budget of host memory for staging, with units as in specs; at
+ * least 64 KiB. Default: 64 MiB. Read at each call. */
+quay_status quay__environment_staging_bytes(uint64_t *out_bytes);
+
+#endif

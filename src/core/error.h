@@ -1,0 +1,41 @@
+/* The thread's last error, as the library's own code sets, keeps and moves it. */
+#ifndef QUAY_CORE_ERROR_H
+#define QUAY_CORE_ERROR_H
+
+#include <quay/backend.h>
+
+/* A copy of a thread's error that can be moved to another thread. */
+typedef struct quay__error_state {
+  quay_status status;
+  int64_t native_code;
+  char native_name[64];
+  char backend[32];
+  char message[QUAY_ERROR_MESSAGE_SIZE];
+} quay__error_state;
+
+/* Sets an error of the core (no backend, no native code) and gives `status` back. */
+#define quay__fail(status, ...) quay_error_set((status), "", 0, NULL, __VA_ARGS__)
+
+/* Sets an error with an errno: code, its name ("ENOSPC") and its text appended to the message as
+ * ": No space left on device (ENOSPC)". */
+quay_status quay__fail_errno(quay_status status, const char *backend, int error_number,
+                             const char *format, ...) QUAY_PRINTF(4, 5);
+
+/* The status that fits an errno of a file operation: OUT_OF_HOST_MEMORY for ENOMEM, else IO. */
+quay_status quay__status_of_errno(int error_number);
+
+/* "ENOSPC" for ENOSPC; "errno" where it has no name. Static. */
+const char *quay__errno_name(int error_number);
+
+/* Sets OUT_OF_HOST_MEMORY for `size` bytes of the library's own. */
+quay_status quay__fail_out_of_memory(uint64_t size, const char *what);
+
+/* Appends text to the message of the thread's error, whose status is kept and returned. */
+quay_status quay__error_append(const char *format, ...) QUAY_PRINTF(1, 2);
+
+/* Copies the calling thread's error out, and makes a copy the calling thread's error. Functions
+ * that return nothing bracket with them what they call, so that the caller's error survives. */
+void quay__error_save(quay__error_state *out_state);
+void quay__error_restore(const quay__error_state *state);
+
+#endif

@@ -1,0 +1,24 @@
+/* Start, fork, exit and shutdown of what the library keeps for the process. There is no static
+ * constructor: whoever needs one of these things calls quay__lifecycle_begin() first. */
+#ifndef QUAY_CORE_LIFECYCLE_H
+#define QUAY_CORE_LIFECYCLE_H
+
+#include <quay/status.h>
+#include <stdint.h>
+
+/* Registers the fork and exit handlers, once. Cheap afterwards. */
+void quay__lifecycle_begin(void);
+
+/* What the program holds, for quay_shutdown(). Counted by whoever makes and destroys the thing. */
+typedef enum quay__live_kind {
+  QUAY__LIVE_ALLOCATORS,
+  QUAY__LIVE_STORAGES,
+  QUAY__LIVE_STREAMS,
+  QUAY__LIVE_ACCESSES,
+  QUAY__LIVE_KIND_COUNT,
+} quay__live_kind;
+
+void quay__live_add(quay__live_kind kind, int64_t delta);
+int64_t quay__live_get(quay__live_kind kind);
+
+#endif

@@ -1,0 +1,54 @@
+/* Locks that survive fork().
+ *
+ * fork() while another thread holds a lock would leave it held for ever in the child. Every lock of
+ * the library is in one list; before a fork all of them are taken, so that nothing is half done,
+ * and given back on both sides. They are leaves: nobody who holds one takes another, calls a
+ * callback, or calls an allocator, unless lock.c says so. */
+#ifndef QUAY_CORE_LOCK_H
+#define QUAY_CORE_LOCK_H
+
+#include <pthread.h>
+
+/* A lock of an object (a layer, a device). */
+typedef struct quay__lock {
+  pthread_mutex_t mutex;
+  struct quay__lock *previous, *next; /* in lock.c's list */
+} quay__lock;
+
+void quay__lock_init(quay__lock *lock);
+void quay__lock_destroy(quay__lock *lock);
+void quay__lock_acquire(quay__lock *lock);
+void quay__lock_release(quay__lock *lock);
+
+/* The process's own locks, in the order in which fork takes them. */
+typedef enum quay__global_lock {
+  QUAY__LOCK_DEFAULT_ALLOCATOR,
+  QUAY__LOCK_REGISTRY,
+  QUAY__LOCK_MAPPINGS,
+  QUAY__LOCK_WORKERS,
+  QUAY__LOCK_STAGING,
+  QUAY__LOCK_THREADS,
+  QUAY__LOCK_LOG,
+  QUAY__GLOBAL_LOCK_COUNT,
+} quay__global_lock;
+
+void quay__global_acquire(quay__global_lock which);
+void quay__global_release(quay__global_lock which);
+/* Waits on `condition` with a global lock held. */
+void quay__global_wait(quay__global_lock which, pthread_cond_t *condition);
+
+/* Striped locks: one of a few, chosen by an object's address, for objects too many or too small to
+ * have their own. Never hold two. */
+void quay__stripe_acquire(const void *object);
+void quay__stripe_release(const void *object);
+/* Waits, with the stripe held, until somebody calls wake for an object of the stripe: spurious
+ * wake-ups are usual. */
+void quay__stripe_wait(const void *object);
+void quay__stripe_wake(const void *object);
+
+/* For lifecycle.c alone: pthread_atfork's three calls. */
+void quay__lock_before_fork(void);
+void quay__lock_after_fork_in_parent(void);
+void quay__lock_after_fork_in_child(void);
+
+#endif

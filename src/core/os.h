@@ -1,0 +1,67 @@
+/* Everything that faces the operating system and the C library's allocator: memory, files, mappings,
+ * time, processors. Thin: they retry EINTR and otherwise return what the system returned, with
+ * errno. Tests replace these symbols at link time to make the n-th call fail, so nothing else in
+ * the library calls the system directly. Threads and locks are in lock.h and workers.h. */
+#ifndef QUAY_CORE_OS_H
+#define QUAY_CORE_OS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+/* Memory of the C library. NULL on failure. */
+void *quay__os_malloc(size_t size);
+void *quay__os_calloc(size_t count, size_t size);
+void *quay__os_realloc(void *pointer, size_t size);
+void *quay__os_aligned_alloc(size_t alignment, size_t size); /* any power of two, any size */
+char *quay__os_strdup(const char *text);
+void quay__os_free(void *pointer); /* keeps errno */
+
+/* Mappings. MAP_FAILED on failure. */
+void *quay__os_mmap(void *address, size_t size, int protection, int flags, int file,
+                    uint64_t offset);
+int quay__os_munmap(void *address, size_t size);
+int quay__os_madvise(void *address, size_t size, int advice);
+int quay__os_msync(void *address, size_t size, int flags);
+
+/* Files. -1 on failure. O_CLOEXEC is added to every open. */
+int quay__os_open(const char *path, int flags, mode_t mode);
+int quay__os_close(int file);
+int quay__os_dup(int file); /* with O_CLOEXEC */
+int quay__os_fstat(int file, struct stat *out_status);
+int quay__os_stat(const char *path, struct stat *out_status);
+int quay__os_ftruncate(int file, uint64_t size);
+/* Reserves blocks: returns 0 or an errno as posix_fallocate() does, but never emulates:
+ * EOPNOTSUPP where the file system can't. */
+int quay__os_fallocate(int file, uint64_t offset, uint64_t size);
+ssize_t quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
+ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offset);
+int quay__os_fsync(int file);
+int quay__os_fdatasync(int file);
+int quay__os_fadvise(int file, uint64_t offset, uint64_t size, int advice);
+int quay__os_fchmod(int file, mode_t mode);
+int quay__os_rename(const char *from, const char *to);
+int quay__os_link(const char *from, const char *to); /* EEXIST if `to` exists; follows links */
+int quay__os_unlink(const char *path);
+char *quay__os_realpath(const char *path); /* freed with quay__os_free() */
+
+/* Copies of the process's own memory that answer EFAULT instead of raising SIGBUS or SIGSEGV. A
+ * short count is possible. -1 with ENOSYS or EPERM where a sandbox refuses. */
+ssize_t quay__os_read_own_memory(void *destination, const void *source, size_t size);
+ssize_t quay__os_write_own_memory(void *destination, const void *source, size_t size);
+
+/* Processors that this thread may run on, at least 1. */
+uint32_t quay__os_processor_count(void);
+/* Bytes of a page, and of a huge page (2 MiB where the system does not tell). Cached. */
+size_t quay__os_page_size(void);
+size_t quay__os_huge_page_size(void);
+/* Physical memory, in bytes: all of it, and what could be allocated. -1 on failure. */
+int quay__os_memory_info(uint64_t *out_total, uint64_t *out_available);
+/* A clock that never goes back, in nanoseconds. */
+uint64_t quay__os_nanoseconds(void);
+/* Random bytes for names of temporary files. */
+uint64_t quay__os_random(void);
+
+#endif

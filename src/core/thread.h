@@ -1,0 +1,35 @@
+/* Per-thread numbers: a small ordinal for sharded counters, and ids that are never reused. */
+#ifndef QUAY_CORE_THREAD_H
+#define QUAY_CORE_THREAD_H
+
+#include <stdint.h>
+
+/* Shards of a counter. Threads 0 to QUAY__SHARD_COUNT - 2 have a shard of their own; the rest share
+ * the last one. */
+#define QUAY__SHARD_COUNT 32u
+
+extern _Thread_local uint32_t quay__thread_shard_plus_one;
+uint32_t quay__thread_shard_slow(void);
+
+/* The calling thread's shard, less than QUAY__SHARD_COUNT. It is given back at the thread's end. */
+static inline uint32_t quay__thread_shard(void) {
+  const uint32_t plus_one = quay__thread_shard_plus_one;
+  return plus_one != 0 ? plus_one - 1 : quay__thread_shard_slow();
+}
+
+/* A number that nobody has had: above 0, unique in the process, in no particular order. */
+uint64_t quay__next_id(void);
+
+/* The return address of the public function that is allocating, for the track layer; and the place
+ * that quay_track_place() named. */
+typedef struct quay__thread_place {
+  const void *caller;
+  const char *file;
+  int line;
+} quay__thread_place;
+extern _Thread_local quay__thread_place quay__place;
+
+/* At the start of each public function that may allocate. */
+#define QUAY__MARK_CALLER() ((void)(quay__place.caller = __builtin_return_address(0)))
+
+#endif
