@@ -3,7 +3,7 @@
 #ifndef QUAY_CORE_LIFECYCLE_H
 #define QUAY_CORE_LIFECYCLE_H
 
-#include <quay/status.h>
+#include <quay/allocator.h>
 #include <stdint.h>
 
 /* Registers the fork and exit handlers, once. Cheap afterwards. */
@@ -17,6 +17,11 @@ typedef enum quay__live_kind {
   QUAY__LIVE_ACCESSES,
   QUAY__LIVE_KIND_COUNT,
 } quay__live_kind;
+
+/* The allocator that the mmap backend keeps for mapped files: lent, NULL if there is none yet; and
+ * giving it up. The mmap backend implements both. */
+quay_allocator *quay__mmap_file_allocator_peek(void);
+void quay__mmap_file_allocator_drop(void);
 
 void quay__live_add(quay__live_kind kind, int64_t delta);
 int64_t quay__live_get(quay__live_kind kind);

@@ -17,6 +17,9 @@ static inline uint32_t quay__thread_shard(void) {
   return plus_one != 0 ? plus_one - 1 : quay__thread_shard_slow();
 }
 
+/* For lifecycle.c alone, with every lock held. */
+void quay__thread_after_fork_in_child(void);
+
 /* A number that nobody has had: above 0, unique in the process, in no particular order. */
 uint64_t quay__next_id(void);
 

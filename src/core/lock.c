@@ -1,0 +1,113 @@
+/* Locks that survive fork(). The order in which a fork takes them: the process's own by number, the
+ * stripes by number, then the objects' in their list. */
+#include "core/lock.h"
+
+#include <stdint.h>
+
+#include "core/lifecycle.h"
+
+enum { STRIPE_COUNT = 64 };
+
+typedef struct stripe {
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+} stripe;
+
+/* Variadic, since the initialisers have commas of their own. */
+#define REPEAT4(...) __VA_ARGS__, __VA_ARGS__, __VA_ARGS__, __VA_ARGS__
+#define REPEAT64(...) REPEAT4(REPEAT_AGAIN4(REPEAT_ONCE_MORE4(__VA_ARGS__)))
+#define REPEAT_AGAIN4(...) __VA_ARGS__, __VA_ARGS__, __VA_ARGS__, __VA_ARGS__
+#define REPEAT_ONCE_MORE4(...) __VA_ARGS__, __VA_ARGS__, __VA_ARGS__, __VA_ARGS__
+
+static pthread_mutex_t globals[QUAY__GLOBAL_LOCK_COUNT] = {
+    [QUAY__LOCK_DEFAULT_ALLOCATOR] = PTHREAD_MUTEX_INITIALIZER,
+    [QUAY__LOCK_REGISTRY] = PTHREAD_MUTEX_INITIALIZER,
+    [QUAY__LOCK_MAPPINGS] = PTHREAD_MUTEX_INITIALIZER,
+    [QUAY__LOCK_WORKERS] = PTHREAD_MUTEX_INITIALIZER,
+    [QUAY__LOCK_STAGING] = PTHREAD_MUTEX_INITIALIZER,
+    [QUAY__LOCK_THREADS] = PTHREAD_MUTEX_INITIALIZER,
+    [QUAY__LOCK_LOG] = PTHREAD_MUTEX_INITIALIZER,
+};
+
+static stripe stripes[STRIPE_COUNT] = {
+    REPEAT64({PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER})};
+
+/* The objects' locks; `list_mutex` guards the list and is taken before any of them. */
+static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
+static quay__lock *first;
+
+void quay__lock_init(quay__lock *lock) {
+  pthread_mutex_init(&lock->mutex, NULL);
+  pthread_mutex_lock(&list_mutex);
+  lock->previous = NULL;
+  lock->next = first;
+  if (first != NULL) first->previous = lock;
+  first = lock;
+  pthread_mutex_unlock(&list_mutex);
+  quay__lifecycle_begin();
+}
+
+void quay__lock_destroy(quay__lock *lock) {
+  pthread_mutex_lock(&list_mutex);
+  if (lock->previous != NULL) lock->previous->next = lock->next;
+  if (lock->previous == NULL) first = lock->next;
+  if (lock->next != NULL) lock->next->previous = lock->previous;
+  pthread_mutex_unlock(&list_mutex);
+  pthread_mutex_destroy(&lock->mutex);
+}
+
+void quay__lock_acquire(quay__lock *lock) { pthread_mutex_lock(&lock->mutex); }
+
+void quay__lock_release(quay__lock *lock) { pthread_mutex_unlock(&lock->mutex); }
+
+void quay__global_acquire(quay__global_lock which) { pthread_mutex_lock(&globals[which]); }
+
+void quay__global_release(quay__global_lock which) { pthread_mutex_unlock(&globals[which]); }
+
+void quay__global_wait(quay__global_lock which, pthread_cond_t *condition) {
+  pthread_cond_wait(condition, &globals[which]);
+}
+
+static stripe *stripe_of(const void *object) {
+  /* Fibonacci hashing: addresses differ in their middle bits. */
+  const uint64_t hash = ((uint64_t)(uintptr_t)object >> 4) * 0x9e3779b97f4a7c15u;
+  return &stripes[hash >> 58];
+}
+
+void quay__stripe_acquire(const void *object) { pthread_mutex_lock(&stripe_of(object)->mutex); }
+
+void quay__stripe_release(const void *object) { pthread_mutex_unlock(&stripe_of(object)->mutex); }
+
+void quay__stripe_wait(const void *object) {
+  stripe *const own = stripe_of(object);
+  pthread_cond_wait(&own->changed, &own->mutex);
+}
+
+void quay__stripe_wake(const void *object) { pthread_cond_broadcast(&stripe_of(object)->changed); }
+
+void quay__lock_before_fork(void) {
+  for (int i = 0; i < QUAY__GLOBAL_LOCK_COUNT; i++) pthread_mutex_lock(&globals[i]);
+  for (int i = 0; i < STRIPE_COUNT; i++) pthread_mutex_lock(&stripes[i].mutex);
+  pthread_mutex_lock(&list_mutex);
+  for (quay__lock *lock = first; lock != NULL; lock = lock->next) pthread_mutex_lock(&lock->mutex);
+}
+
+static void release_all(void) {
+  for (quay__lock *lock = first; lock != NULL; lock = lock->next) {
+    pthread_mutex_unlock(&lock->mutex);
+  }
+  pthread_mutex_unlock(&list_mutex);
+  for (int i = STRIPE_COUNT - 1; i >= 0; i--) pthread_mutex_unlock(&stripes[i].mutex);
+  for (int i = QUAY__GLOBAL_LOCK_COUNT - 1; i >= 0; i--) pthread_mutex_unlock(&globals[i]);
+}
+
+void quay__lock_after_fork_in_parent(void) { release_all(); }
+
+void quay__lock_after_fork_in_child(void) {
+  /* Waiters of the parent's other threads are not here: a condition that counts them would never
+   * be free of them. */
+  for (int i = 0; i < STRIPE_COUNT; i++) {
+    stripes[i].changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+  }
+  release_all();
+}

@@ -1,0 +1,176 @@
+/* Status texts and the last error of each thread. Errors live in thread-local storage of fixed
+ * size: reporting that memory ran out needs no memory. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/error.h"
+
+static _Thread_local quay__error_state last;
+static _Thread_local quay_error last_public;
+
+const char *quay_status_text(quay_status status) {
+  switch (status) {
+    case QUAY_OK:
+      return "ok";
+#define CASE(name, value, text) \
+  case QUAY_STATUS_##name:      \
+    return text;
+      QUAY_STATUS_TABLE(CASE)
+#undef CASE
+  }
+  return "unknown status";
+}
+
+const char *quay_status_name(quay_status status) {
+  switch (status) {
+    case QUAY_OK:
+      return "QUAY_OK";
+#define CASE(name, value, text) \
+  case QUAY_STATUS_##name:      \
+    return "QUAY_STATUS_" #name;
+      QUAY_STATUS_TABLE(CASE)
+#undef CASE
+  }
+  return "unknown status";
+}
+
+const quay_error *quay_last_error(void) {
+  last_public = (quay_error){
+      .status = last.status,
+      .native_code = last.native_code,
+      .native_name = last.native_name,
+      .backend = last.backend,
+      .message = last.message,
+  };
+  return &last_public;
+}
+
+void quay_error_clear(void) {
+  last.status = QUAY_OK;
+  last.native_code = 0;
+  last.native_name[0] = '\0';
+  last.backend[0] = '\0';
+  last.message[0] = '\0';
+}
+
+/* Length of the well-formed UTF-8 character at `text`, which ends before `end`; 0 if there is none.
+ * Control characters count as none: a message is one line. (RFC 3629, section 4.) */
+static size_t character_length(const unsigned char *text, const unsigned char *end) {
+  const unsigned char first = text[0];
+  if (first < 0x20 || first == 0x7f) return 0;
+  if (first < 0x80) return 1;
+  size_t length;
+  unsigned char low = 0x80;
+  unsigned char high = 0xbf;
+  if (first >= 0xc2 && first <= 0xdf) {
+    length = 2;
+  } else if (first >= 0xe0 && first <= 0xef) {
+    length = 3;
+    if (first == 0xe0) low = 0xa0;
+    if (first == 0xed) high = 0x9f;
+  } else if (first >= 0xf0 && first <= 0xf4) {
+    length = 4;
+    if (first == 0xf0) low = 0x90;
+    if (first == 0xf4) high = 0x8f;
+  } else {
+    return 0;
+  }
+  if ((size_t)(end - text) < length || text[1] < low || text[1] > high) return 0;
+  for (size_t i = 2; i < length; i++) {
+    if (text[i] < 0x80 || text[i] > 0xbf) return 0;
+  }
+  return length;
+}
+
+/* Replaces what is no UTF-8 and every control character by '?', and ends a text that filled
+ * its buffer in "..." after its last whole character. */
+static void clean(char *text, size_t size, bool cut) {
+  unsigned char *at = (unsigned char *)text;
+  unsigned char *const end = at + strlen(text);
+  unsigned char *last_fit = at; /* the end of the last character that leaves room for "..." */
+  while (at < end) {
+    const size_t length = character_length(at, end);
+    if (length == 0 && cut && end - at < 4 && *at >= 0xc2) break; /* a character cut in two */
+    if (length == 0) *at = '?';
+    at += length == 0 ? 1 : length;
+    if ((size_t)(at - (unsigned char *)text) + 4 <= size) last_fit = at;
+  }
+  if (cut) memcpy(last_fit, "...", 4);
+}
+
+static void copy_text(char *out, size_t size, const char *text) {
+  if (text == NULL) text = "";
+  if (text == out) return;
+  const size_t length = strnlen(text, size - 1);
+  memmove(out, text, length);
+  out[length] = '\0';
+}
+
+static void set_message(const char *format, va_list arguments) {
+  /* Formatted aside: the arguments may be the old message. */
+  char text[QUAY_ERROR_MESSAGE_SIZE];
+  const int length = vsnprintf(text, sizeof text, format, arguments);
+  if (length < 0) copy_text(text, sizeof text, format);
+  clean(text, sizeof text, length >= (int)sizeof text);
+  memcpy(last.message, text, strlen(text) + 1);
+}
+
+quay_status quay_error_set(quay_status status, const char *backend, int64_t native_code,
+                           const char *native_name, const char *format, ...) {
+  const int saved_errno = errno;
+  va_list arguments;
+  va_start(arguments, format);
+  set_message(format, arguments);
+  va_end(arguments);
+  last.status = status;
+  last.native_code = native_code;
+  copy_text(last.native_name, sizeof last.native_name, native_name);
+  copy_text(last.backend, sizeof last.backend, backend);
+  errno = saved_errno;
+  return status;
+}
+
+const char *quay__errno_name(int error_number) {
+  const char *name = strerrorname_np(error_number);
+  return name != NULL ? name : "errno";
+}
+
+quay_status quay__status_of_errno(int error_number) {
+  return error_number == ENOMEM ? QUAY_STATUS_OUT_OF_HOST_MEMORY : QUAY_STATUS_IO;
+}
+
+quay_status quay__fail_errno(quay_status status, const char *backend, int error_number,
+                             const char *format, ...) {
+  char text[QUAY_ERROR_MESSAGE_SIZE];
+  va_list arguments;
+  va_start(arguments, format);
+  const int length = vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  if (length < 0) copy_text(text, sizeof text, format);
+  char reason[128];
+  const char *name = quay__errno_name(error_number);
+  return quay_error_set(status, backend, error_number, name, "%s: %s (%s)", text,
+                        strerror_r(error_number, reason, sizeof reason), name);
+}
+
+quay_status quay__fail_out_of_memory(uint64_t size, const char *what) {
+  return quay_error_set(QUAY_STATUS_OUT_OF_HOST_MEMORY, "", ENOMEM, "ENOMEM",
+                        "no host memory for %llu bytes of %s", (unsigned long long)size, what);
+}
+
+quay_status quay__error_append(const char *format, ...) {
+  char text[QUAY_ERROR_MESSAGE_SIZE];
+  va_list arguments;
+  va_start(arguments, format);
+  const int length = vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  if (length < 0) return last.status;
+  return quay_error_set(last.status, last.backend, last.native_code, last.native_name, "%s%s",
+                        last.message, text);
+}
+
+void quay__error_save(quay__error_state *out_state) { *out_state = last; }
+
+void quay__error_restore(const quay__error_state *state) { last = *state; }
