@@ -50,6 +50,10 @@ void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *con
 quay_status quay__release(quay_allocator *allocator, quay_raw_buffer *raw,
                           quay_host_memory *out_memory);
 
+/* Counts an adopted raw buffer, for which a released allocator lingers as for its own. */
+void quay__adopted_add(quay_allocator *allocator);
+void quay__adopted_remove(quay_allocator *allocator);
+
 /* Checks options and size of the public calls and turns them into a request for `allocator`. */
 quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t size,
                                      const quay_alloc_options *options,
