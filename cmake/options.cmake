@@ -1,0 +1,57 @@
+# Every switch of the build. A plain configuration builds the library and the program; the presets
+# turn on the rest.
+option(BUILD_SHARED_LIBS "Build shared libraries instead of static ones" OFF)
+option(QUAY_BUILD_TOOLS "Build the program quay" ON)
+option(QUAY_BUILD_EXAMPLES "Build the examples" OFF)
+option(QUAY_BUILD_TESTS "Build the tests (needs Criterion)" OFF)
+option(QUAY_BUILD_BENCH "Build the benchmarks (needs Google Benchmark)" OFF)
+option(QUAY_BUILD_FUZZERS "Build the fuzzers for libFuzzer (needs clang)" OFF)
+option(QUAY_SAFETENSORS "Build the component quay::safetensors (needs jansson)" ON)
+option(QUAY_CUDA "Build the CUDA backend" OFF)
+option(QUAY_VULKAN "Build the Vulkan backend" OFF)
+option(QUAY_WERROR "Treat the compiler's warnings as errors" OFF)
+option(QUAY_COVERAGE "Measure the coverage of the tests (gcc)" OFF)
+option(QUAY_CCACHE "Compile through ccache where it is installed" ${PROJECT_IS_TOP_LEVEL})
+set(QUAY_SANITIZE "" CACHE STRING "Value for -fsanitize=, such as address,undefined or thread")
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, RelWithDebInfo or MinSizeRel" FORCE)
+endif()
+
+# The program loads safetensors files.
+if(QUAY_BUILD_TOOLS AND NOT QUAY_SAFETENSORS)
+  message(FATAL_ERROR "QUAY_BUILD_TOOLS=ON needs QUAY_SAFETENSORS=ON")
+endif()
+# The unit tests call functions that a shared library hides.
+if(BUILD_SHARED_LIBS AND QUAY_BUILD_TESTS)
+  message(FATAL_ERROR "QUAY_BUILD_TESTS=ON needs BUILD_SHARED_LIBS=OFF: the tests reach internals")
+endif()
+if(QUAY_BUILD_FUZZERS AND NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
+  message(FATAL_ERROR "QUAY_BUILD_FUZZERS=ON needs clang; the compiler is ${CMAKE_C_COMPILER_ID}")
+endif()
+
+if(QUAY_CCACHE)
+  find_program(CCACHE_PROGRAM ccache)
+  mark_as_advanced(CCACHE_PROGRAM)
+  if(CCACHE_PROGRAM)
+    foreach(language C CXX)
+      if(NOT CMAKE_${language}_COMPILER_LAUNCHER)
+        set(CMAKE_${language}_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+      endif()
+    endforeach()
+  endif()
+endif()
+
+# Sanitizers and coverage go over everything in the build, tests included.
+if(QUAY_SANITIZE)
+  add_compile_options(-fsanitize=${QUAY_SANITIZE} -fno-sanitize-recover=all
+    -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${QUAY_SANITIZE})
+endif()
+if(QUAY_BUILD_FUZZERS)
+  add_compile_options(-fsanitize=fuzzer-no-link)
+endif()
+if(QUAY_COVERAGE)
+  add_compile_options(--coverage -fprofile-update=atomic)
+  add_link_options(--coverage)
+endif()
