@@ -1,0 +1,161 @@
+# The functions that tests are added with.
+#
+#   quay_add_test(NAME unit.dtype SOURCES dtype.c
+#                 [LIBRARIES lib...] [LABELS label...] [ARGUMENTS arg...]
+#                 [ENVIRONMENT VAR=value...] [TIMEOUT seconds] [RESOURCE name] [SERIAL])
+#     A program of Criterion tests and one run of it. The program is named test_unit_dtype.
+#
+#   quay_add_test_run(NAME contract.track+cpu PROGRAM test_contract ...the same options)
+#     One more run of a program that is built already, with another environment.
+#
+#   quay_add_script_test(NAME cli.load SCRIPT load.sh ...the same options)
+#     A bash script; it finds the program in $QUAY_PROGRAM and the files in $QUAY_TEST_DATA.
+#
+#   quay_add_fuzzer(NAME spec SOURCES spec.c [LIBRARIES lib...] [DICTIONARY file])
+#     A libFuzzer target where QUAY_BUILD_FUZZERS is on, and everywhere else a test fuzz.spec that
+#     replays tests/fuzz/corpus/spec.
+#
+# RESOURCE names something that only one test at a time may use (a device, a large amount of memory).
+
+# Criterion's own process model hides leaks from LeakSanitizer and does not start under
+# ThreadSanitizer, so instrumented builds take the runner of tests/support/plain_runner.
+if(QUAY_SANITIZE)
+  set(quay_plain_runner ON)
+else()
+  set(quay_plain_runner OFF)
+endif()
+
+set(quay_test_timeout 120)
+if(QUAY_SANITIZE)
+  set(quay_test_timeout 300)
+endif()
+
+# allocator_may_return_null: sizes that no machine has are part of the tests. die_after_fork: the
+# library makes new worker threads after fork().
+set(quay_test_environment
+  "CRITERION_JOBS=1"
+  "ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1:detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1"
+  "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
+  "LSAN_OPTIONS=print_suppressions=0:suppressions=${CMAKE_CURRENT_LIST_DIR}/../tests/support/lsan.supp"
+  "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0:allocator_may_return_null=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/../tests/support/tsan.supp"
+  "QUAY_PROGRAM=${PROJECT_BINARY_DIR}/tools/quay/quay"
+  "QUAY_SOURCE_DIR=${PROJECT_SOURCE_DIR}"
+  "QUAY_TEST_DATA=${PROJECT_SOURCE_DIR}/tests/data")
+
+# ThreadSanitizer of older compilers cannot run where the kernel spreads mappings over more bits than
+# 28; setarch turns that off for the tests.
+set(quay_test_launcher)
+if(QUAY_SANITIZE MATCHES "thread" AND EXISTS /proc/sys/vm/mmap_rnd_bits)
+  file(STRINGS /proc/sys/vm/mmap_rnd_bits mmap_rnd_bits)
+  find_program(SETARCH_PROGRAM setarch)
+  mark_as_advanced(SETARCH_PROGRAM)
+  if(mmap_rnd_bits GREATER 28 AND SETARCH_PROGRAM)
+    set(quay_test_launcher ${SETARCH_PROGRAM} -R)
+  endif()
+endif()
+
+# Options that all kinds of tests share, applied to the registered test `name`.
+function(quay_set_test_properties name labels environment timeout resource serial)
+  # The label of the first part of the name comes for free: unit, contract, cli ...
+  string(REGEX MATCH "^[^.]+" kind "${name}")
+  list(PREPEND labels ${kind})
+  list(REMOVE_DUPLICATES labels)
+  if(NOT timeout)
+    set(timeout ${quay_test_timeout})
+  endif()
+  set_tests_properties(${name} PROPERTIES
+    ENVIRONMENT "${quay_test_environment};${environment}"
+    LABELS "${labels}"
+    TIMEOUT ${timeout})
+  # What the user has set for himself must not change what the tests see.
+  if(NOT environment MATCHES "QUAY_BACKEND=")
+    set_tests_properties(${name} PROPERTIES ENVIRONMENT_MODIFICATION "QUAY_BACKEND=unset:")
+  endif()
+  if(resource)
+    set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${resource}")
+  endif()
+  if(serial)
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+  endif()
+endfunction()
+
+set(quay_test_one_value NAME PROGRAM SCRIPT TIMEOUT RESOURCE)
+set(quay_test_many_values SOURCES LIBRARIES LABELS ARGUMENTS ENVIRONMENT)
+
+macro(quay_parse_test_arguments)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "SERIAL" "${quay_test_one_value}"
+    "${quay_test_many_values}")
+  if(arg_UNPARSED_ARGUMENTS)
+    message(FATAL_ERROR "unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+endmacro()
+
+# A program of tests, without a run of it.
+function(quay_add_test_program program)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+  add_executable(${program} ${arg_SOURCES})
+  quay_target_defaults(${program})
+  target_link_libraries(${program} PRIVATE quay_test_support ${arg_LIBRARIES})
+  # Criterion's macros are not written for these two.
+  target_compile_options(${program} PRIVATE
+    $<$<COMPILE_LANGUAGE:C>:-Wno-missing-prototypes>
+    $<$<COMPILE_LANGUAGE:C>:-Wno-null-dereference>)
+endfunction()
+
+function(quay_add_test_run)
+  quay_parse_test_arguments()
+  add_test(NAME ${arg_NAME}
+    COMMAND ${quay_test_launcher} $<TARGET_FILE:${arg_PROGRAM}> ${arg_ARGUMENTS}
+    WORKING_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
+  quay_set_test_properties(${arg_NAME} "${arg_LABELS}" "${arg_ENVIRONMENT}" "${arg_TIMEOUT}"
+    "${arg_RESOURCE}" "${arg_SERIAL}")
+endfunction()
+
+function(quay_add_test)
+  quay_parse_test_arguments()
+  string(MAKE_C_IDENTIFIER "test_${arg_NAME}" program)
+  quay_add_test_program(${program} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES})
+  set(serial)
+  if(arg_SERIAL)
+    set(serial SERIAL)
+  endif()
+  quay_add_test_run(NAME ${arg_NAME} PROGRAM ${program} LABELS ${arg_LABELS}
+    ARGUMENTS ${arg_ARGUMENTS} ENVIRONMENT ${arg_ENVIRONMENT} TIMEOUT ${arg_TIMEOUT}
+    RESOURCE ${arg_RESOURCE} ${serial})
+endfunction()
+
+function(quay_add_script_test)
+  quay_parse_test_arguments()
+  find_program(BASH_PROGRAM bash REQUIRED)
+  mark_as_advanced(BASH_PROGRAM)
+  cmake_path(ABSOLUTE_PATH arg_SCRIPT)
+  add_test(NAME ${arg_NAME} COMMAND ${quay_test_launcher} ${BASH_PROGRAM} ${arg_SCRIPT}
+    ${arg_ARGUMENTS} WORKING_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
+  quay_set_test_properties(${arg_NAME} "${arg_LABELS}" "${arg_ENVIRONMENT}" "${arg_TIMEOUT}"
+    "${arg_RESOURCE}" "${arg_SERIAL}")
+endfunction()
+
+function(quay_add_fuzzer)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;DICTIONARY" "SOURCES;LIBRARIES")
+  set(program fuzz_${arg_NAME})
+  set(corpus ${CMAKE_CURRENT_SOURCE_DIR}/corpus/${arg_NAME})
+  add_executable(${program} ${arg_SOURCES})
+  quay_target_defaults(${program})
+  target_compile_options(${program} PRIVATE $<$<COMPILE_LANGUAGE:C>:-Wno-missing-prototypes>)
+  target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/src
+    ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${program} PRIVATE quay::quay ${arg_LIBRARIES})
+  if(QUAY_BUILD_FUZZERS)
+    target_link_options(${program} PRIVATE -fsanitize=fuzzer)
+    set(dictionary)
+    if(arg_DICTIONARY)
+      cmake_path(ABSOLUTE_PATH arg_DICTIONARY OUTPUT_VARIABLE dictionary)
+    endif()
+    # One line per fuzzer, which scripts/test reads: program, corpus, dictionary.
+    set_property(GLOBAL APPEND PROPERTY QUAY_FUZZERS
+      "$<TARGET_FILE:${program}>|${corpus}|${dictionary}")
+  else()
+    target_sources(${program} PRIVATE ${PROJECT_SOURCE_DIR}/tests/fuzz/replay.c)
+    quay_add_test_run(NAME fuzz.${arg_NAME} PROGRAM ${program} ARGUMENTS ${corpus})
+  endif()
+endfunction()
