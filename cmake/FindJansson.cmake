@@ -1,4 +1,4 @@
-# Finds the JSON library jansson: target Jansson::Jansson. Installed with Quay, whose static
+# Finds the JSON library jansson: target jansson::jansson. Installed with Quay, whose static
 # safetensors component needs it when a program is linked.
 find_path(Jansson_INCLUDE_DIR jansson.h)
 find_library(Jansson_LIBRARY jansson)
@@ -17,9 +17,9 @@ find_package_handle_standard_args(Jansson
   VERSION_VAR Jansson_VERSION
   REASON_FAILURE_MESSAGE "install libjansson-dev, or build Quay with QUAY_SAFETENSORS=OFF")
 
-if(Jansson_FOUND AND NOT TARGET Jansson::Jansson)
-  add_library(Jansson::Jansson UNKNOWN IMPORTED)
-  set_target_properties(Jansson::Jansson PROPERTIES
+if(Jansson_FOUND AND NOT TARGET jansson::jansson)
+  add_library(jansson::jansson UNKNOWN IMPORTED)
+  set_target_properties(jansson::jansson PROPERTIES
     IMPORTED_LOCATION "${Jansson_LIBRARY}"
     INTERFACE_INCLUDE_DIRECTORIES "${Jansson_INCLUDE_DIR}")
 endif()
