@@ -2,6 +2,7 @@
 #   cmake -DSOURCE_DIR=. -P check_source.cmake
 cmake_minimum_required(VERSION 3.25)
 
+cmake_path(ABSOLUTE_PATH SOURCE_DIR)
 set(bad)
 
 # Reports each line of the files matching `pattern`, except in files whose path matches `allowed`.
