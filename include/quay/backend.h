@@ -173,6 +173,7 @@ typedef struct quay_alloc_request {
 typedef struct quay_backend_stats {
   uint64_t reserved_bytes;
   uint64_t largest_free_bytes;
+  uint64_t peak_bytes; /* exact; 0 leaves it to the core */
 } quay_backend_stats;
 
 /* How copy_across would move bytes, for quay_copy_plan(). */

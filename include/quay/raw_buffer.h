@@ -49,7 +49,8 @@ typedef enum quay_raw_arm {
   QUAY_RAW_EXTERNAL = 5,
 } quay_raw_arm;
 
-/* Bits of quay_raw_buffer.flags. */
+/* Bits of quay_raw_buffer.flags. Bits 16 to 31 are the library's: the track layer keeps in them which
+ * allocation a raw buffer is of. */
 typedef enum quay_raw_flags {
   QUAY_RAW_ADOPTED = 1u << 0,   /* made by somebody else; freed by its callback alone */
   QUAY_RAW_READ_ONLY = 1u << 1, /* writes are refused: a read-only mapping */

@@ -24,6 +24,9 @@ struct quay_allocator {
   atomic_uint adopted; /* live adopted raw buffers */
   atomic_bool lingering; /* released with live raw buffers; destroyed by the last free */
   quay__statistics statistics;
+  /* Of a layer that knows its live blocks (NULL: of no other): logs each. Called once, without a
+   * lock, when the last reference is given back while raw buffers are live. */
+  void (*report_leaks)(quay_allocator *allocator);
   char *name;
   char *spec; /* with all layers */
 };
