@@ -38,8 +38,8 @@ typedef struct quay_alloc_options {
  * memory is in none of them. The numbers are summed over per-thread counters: exact whenever no
  * call is under way, and otherwise off by the calls under way. */
 typedef struct quay_stats {
-  uint64_t live_bytes;     /* allocated and not freed, in bytes as asked for */
-  uint64_t live_count;     /* the same as a number of allocations */
+  uint64_t live_bytes; /* allocated and not freed, in bytes as asked for */
+  uint64_t live_count; /* the same as a number of allocations */
   /* The most live bytes that were seen: the counters are looked at on every call of
    * quay_allocator_stats() and on every allocation of 64 KiB or more, so that a peak made of
    * smaller ones alone can be missed. The limit and track layers keep it exactly. */
@@ -48,8 +48,8 @@ typedef struct quay_stats {
   uint64_t pending_bytes;  /* freed, but device work on them is not done yet */
   uint64_t alloc_count;    /* successful allocations since it was opened */
   uint64_t free_count;
-  uint64_t failure_count;  /* allocations that failed */
-  uint64_t error_count;    /* errors in functions that can't return one */
+  uint64_t failure_count;      /* allocations that failed */
+  uint64_t error_count;        /* errors in functions that can't return one */
   uint64_t largest_free_bytes; /* largest block that a pool could hand out without new memory;
                                   0 where there is no such thing */
 } quay_stats;

@@ -92,9 +92,9 @@ QUAY_API QUAY_NODISCARD quay_status quay_spec_switch(const quay_spec_args *args,
 
 #define QUAY_DEVICE_VTABLE_VERSION 1u
 
-/* The functions of a device. `self` is the `self` of quay_device_desc, which the other functions get
- * by quay_device_self(). All but destroy are optional. A zeroed table but for destroy, version and struct_size is a device without streams:
- * all its work is done on return.
+/* The functions of a device. `self` is the `self` of quay_device_desc, which the other functions
+ * get by quay_device_self(). All but destroy are optional. A zeroed table but for destroy, version
+ * and struct_size is a device without streams: all its work is done on return.
  *
  * The stream group (stream_create to event_destroy) is there whole or not at all, and makes the
  * asynchronous group of the allocators' table possible. Streams and events are integers of the
@@ -117,9 +117,10 @@ typedef struct quay_device_vtable {
   /* `wrapped` tells whether it came from stream_wrap. Does not wait for the stream's work. */
   void (*stream_destroy)(quay_device *device, uint64_t stream, bool wrapped);
   quay_status (*stream_synchronize)(quay_device *device, uint64_t stream);
-  /* Makes later work on `stream` wait for `event`, an event of `event_device`: this device or another one of
-   * the same backend. */
-  quay_status (*stream_wait)(quay_device *device, uint64_t stream, quay_device *event_device, uint64_t event);
+  /* Makes later work on `stream` wait for `event`, an event of `event_device`: this device or
+   * another one of the same backend. */
+  quay_status (*stream_wait)(quay_device *device, uint64_t stream, quay_device *event_device,
+                             uint64_t event);
   /* A new event after everything submitted to `stream` so far. */
   quay_status (*event_record)(quay_device *device, uint64_t stream, uint64_t *out_event);
   quay_status (*event_query)(quay_device *device, uint64_t event, bool *out_done);
@@ -185,8 +186,9 @@ typedef struct quay_across_info {
 } quay_across_info;
 
 /* The functions of an allocator. `self` is the `self` of quay_allocator_desc, which the other
- * functions get by quay_allocator_self(). destroy, alloc, free, copy_in and copy_out are mandatory. What is NULL of the others is filled in when the allocator is
- * made, with what the comment says. */
+ * functions get by quay_allocator_self(). destroy, alloc, free, copy_in and copy_out are mandatory.
+ * What is NULL of the others is filled in when the allocator is made, with what the comment says.
+ */
 typedef struct quay_allocator_vtable {
   /* First, so that any version can be destroyed. Called once, when the last reference is gone and
    * all memory is freed. */
@@ -196,10 +198,12 @@ typedef struct quay_allocator_vtable {
 
   /* Fills in `out_raw` (zeroed before): arm, the arm's handle, and flags where they apply. The core
    * sets size and owner. On error it leaves nothing behind. */
-  quay_status (*alloc)(quay_allocator *allocator, const quay_alloc_request *request, quay_raw_buffer *out_raw);
+  quay_status (*alloc)(quay_allocator *allocator, const quay_alloc_request *request,
+                       quay_raw_buffer *out_raw);
   /* Frees what alloc made. `pending` are events of device work that uses it: without
    * QUAY_ALLOCATOR_ORDERED_FREE they are complete, and count is 0. Does not block. */
-  void (*free)(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending, size_t count);
+  void (*free)(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
+               size_t count);
   /* Host memory to `destination`, and back. Done on return. */
   quay_status (*copy_in)(quay_allocator *allocator, quay_raw_buffer *destination, uint64_t offset,
                          const void *source, uint64_t size);
@@ -208,22 +212,25 @@ typedef struct quay_allocator_vtable {
 
   /* The host's address of the first byte. Default: NOT_HOST_ACCESSIBLE. Must be there if, and only
    * if, QUAY_ALLOCATOR_HOST_ACCESSIBLE is set. */
-  quay_status (*host_pointer)(quay_allocator *allocator, const quay_raw_buffer *raw, void **out_pointer);
+  quay_status (*host_pointer)(quay_allocator *allocator, const quay_raw_buffer *raw,
+                              void **out_pointer);
   /* The address on the device. Default: host_pointer's, else UNSUPPORTED. */
-  quay_status (*address)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t *out_address);
+  quay_status (*address)(quay_allocator *allocator, const quay_raw_buffer *raw,
+                         uint64_t *out_address);
   /* Between two raw buffers of this backend, device and kind, perhaps the same one and overlapping:
    * as memmove. Default: in chunks through host memory, in the right order. */
-  quay_status (*copy_within)(quay_allocator *allocator, quay_raw_buffer *destination, uint64_t destination_offset,
-                             const quay_raw_buffer *source, uint64_t source_offset, uint64_t size);
+  quay_status (*copy_within)(quay_allocator *allocator, quay_raw_buffer *destination,
+                             uint64_t destination_offset, const quay_raw_buffer *source,
+                             uint64_t source_offset, uint64_t size);
   /* A direct path between memory of two allocators of different device or kind; this one is the
    * destination's or the source's (the destination's is asked first). can_copy_across tells whether
    * there is one, and only then copy_across is called. Both or none. Default: there is none. Never
    * called for two sides that are ordinary host memory. */
   bool (*can_copy_across)(quay_allocator *allocator, const quay_raw_buffer *destination,
-                          const quay_raw_buffer *source, uint64_t size,
-                          quay_across_info *out_info);
-  quay_status (*copy_across)(quay_allocator *allocator, quay_raw_buffer *destination, uint64_t destination_offset,
-                             const quay_raw_buffer *source, uint64_t source_offset, uint64_t size);
+                          const quay_raw_buffer *source, uint64_t size, quay_across_info *out_info);
+  quay_status (*copy_across)(quay_allocator *allocator, quay_raw_buffer *destination,
+                             uint64_t destination_offset, const quay_raw_buffer *source,
+                             uint64_t source_offset, uint64_t size);
   /* Called before another allocator moves bytes out of (QUAY_READ) or into (QUAY_WRITE) this memory
    * on its own: through a host pointer or a direct path. A layer that counts or checks copies does
    * so here; an error stops the copy before anything is moved. Default: nothing. */
@@ -231,13 +238,14 @@ typedef struct quay_allocator_vtable {
                       uint64_t size, quay_use_mode mode);
   /* Repeats a pattern of 1, 2, 4, 8 or 16 bytes; size is a whole number of patterns. Default:
    * copy_in of a filled block, in chunks. */
-  quay_status (*fill)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset, uint64_t size,
-                      const void *pattern, size_t pattern_size);
+  quay_status (*fill)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                      uint64_t size, const void *pattern, size_t pattern_size);
   /* Makes writes durable in the file behind the memory. Default: nothing to do. */
-  quay_status (*flush)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset, uint64_t size);
+  quay_status (*flush)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
+                       uint64_t size);
   /* Default: nothing to do. */
-  quay_status (*advise)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset, uint64_t size,
-                        quay_advice advice);
+  quay_status (*advise)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
+                        uint64_t size, quay_advice advice);
   /* Gives cached memory back. Default: 0 bytes. */
   quay_status (*trim)(quay_allocator *allocator, uint64_t *out_bytes);
   /* Default: reserved is what is live. */
@@ -245,7 +253,8 @@ typedef struct quay_allocator_vtable {
   /* Gives up ownership: after success free is not called for it. Default: UNSUPPORTED. `out_memory`
    * is for host memory; for other kinds the backend's own header has a function that calls
    * quay_raw_buffer_forget(), and out_memory is NULL. */
-  quay_status (*release)(quay_allocator *allocator, quay_raw_buffer *raw, quay_host_memory *out_memory);
+  quay_status (*release)(quay_allocator *allocator, quay_raw_buffer *raw,
+                         quay_host_memory *out_memory);
 
   /* Fills in arm, handle and flags of `out_raw` for host memory that somebody else made. Default:
    * UNSUPPORTED. */
@@ -254,23 +263,27 @@ typedef struct quay_allocator_vtable {
 
   /* Address space and pages apart: all three or none. Sizes and offsets are multiples of the
    * allocator's `page_size`. Reserved memory can't be accessed until it is committed. */
-  quay_status (*reserve)(quay_allocator *allocator, uint64_t size, uint64_t alignment, quay_raw_buffer *out_raw);
-  quay_status (*commit)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset, uint64_t size);
-  quay_status (*decommit)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset, uint64_t size);
+  quay_status (*reserve)(quay_allocator *allocator, uint64_t size, uint64_t alignment,
+                         quay_raw_buffer *out_raw);
+  quay_status (*commit)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                        uint64_t size);
+  quay_status (*decommit)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                          uint64_t size);
 
   /* The asynchronous group: all or none, and only on a device with the stream group. Submitted to
    * `stream` in order. Host memory passed to copy_in_async has been read, and host memory passed to
    * copy_out_async been written, when the stream reaches that point; it is page-locked or the
    * call behaves as the blocking one. */
-  quay_status (*copy_in_async)(quay_allocator *allocator, quay_raw_buffer *destination, uint64_t offset,
-                               const void *source, uint64_t size, uint64_t stream);
-  quay_status (*copy_out_async)(quay_allocator *allocator, const quay_raw_buffer *source, uint64_t offset,
-                                void *destination, uint64_t size, uint64_t stream);
+  quay_status (*copy_in_async)(quay_allocator *allocator, quay_raw_buffer *destination,
+                               uint64_t offset, const void *source, uint64_t size, uint64_t stream);
+  quay_status (*copy_out_async)(quay_allocator *allocator, const quay_raw_buffer *source,
+                                uint64_t offset, void *destination, uint64_t size, uint64_t stream);
   quay_status (*copy_within_async)(quay_allocator *allocator, quay_raw_buffer *destination,
                                    uint64_t destination_offset, const quay_raw_buffer *source,
                                    uint64_t source_offset, uint64_t size, uint64_t stream);
-  quay_status (*fill_async)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset, uint64_t size,
-                            const void *pattern, size_t pattern_size, uint64_t stream);
+  quay_status (*fill_async)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                            uint64_t size, const void *pattern, size_t pattern_size,
+                            uint64_t stream);
 } quay_allocator_vtable;
 
 /* Bits of quay_allocator_desc.flags. */
@@ -291,9 +304,9 @@ typedef struct quay_allocator_desc {
   const char *spec;    /* normal form, what opens an equal one: "late:0". Copied */
   quay_device *device; /* retained */
   quay_memory_kind kind;
-  uint32_t flags;       /* quay_allocator_flags */
-  uint64_t alignment;   /* bytes, a power of two: of every allocation, asked or not */
-  uint64_t page_size;   /* bytes, of reserve/commit; 0 without them */
+  uint32_t flags;     /* quay_allocator_flags */
+  uint64_t alignment; /* bytes, a power of two: of every allocation, asked or not */
+  uint64_t page_size; /* bytes, of reserve/commit; 0 without them */
 } quay_allocator_desc;
 
 /* Makes an allocator. On success `self` is the allocator's, which calls destroy in the end; on

@@ -9,7 +9,7 @@
 
 #ifdef __cplusplus
 #define QUAY_BEGIN_DECLS extern "C" {
-#define QUAY_END_DECLS }
+#define QUAY_END_DECLS   }
 #else
 #define QUAY_BEGIN_DECLS
 #define QUAY_END_DECLS

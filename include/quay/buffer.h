@@ -55,12 +55,9 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_create_lazy(quay_allocator *allo
  * Errors: those of quay_buffer_create() and quay_buffer_copy_in(); INVALID_ARGUMENT if `data` is
  * NULL and the array is not empty. Nothing is left behind on error.
  * Thread-safety: any thread. */
-QUAY_API QUAY_NODISCARD quay_status quay_buffer_create_from_host(quay_allocator *allocator,
-                                                                 quay_dtype dtype, int32_t rank,
-                                                                 const int64_t *shape,
-                                                                 const void *data,
-                                                                 const quay_alloc_options *options,
-                                                                 quay_buffer **out_buffer);
+QUAY_API QUAY_NODISCARD quay_status quay_buffer_create_from_host(
+    quay_allocator *allocator, quay_dtype dtype, int32_t rank, const int64_t *shape,
+    const void *data, const quay_alloc_options *options, quay_buffer **out_buffer);
 
 /* Creates a buffer whose bytes are all zero.
  * Errors: those of quay_buffer_create().
@@ -132,9 +129,9 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_view_typed(quay_buffer *buffer, 
  * be misaligned. Copies work as ever; typed host access answers MISALIGNED then.
  * Errors: those of quay_buffer_view() and quay_dtype_array_size().
  * Thread-safety: any thread. */
-QUAY_API QUAY_NODISCARD quay_status quay_buffer_view_unaligned(quay_buffer *buffer,
-                                                               uint64_t offset, quay_dtype dtype,
-                                                               int32_t rank, const int64_t *shape,
+QUAY_API QUAY_NODISCARD quay_status quay_buffer_view_unaligned(quay_buffer *buffer, uint64_t offset,
+                                                               quay_dtype dtype, int32_t rank,
+                                                               const int64_t *shape,
                                                                quay_buffer **out_view);
 
 /* A view of the same bytes with another element type and shape, of exactly the same size.
@@ -149,7 +146,7 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_reshape(quay_buffer *buffer, qua
  * generation. NULL gives 0, NULL, false or QUAY_DTYPE_NONE.
  * Thread-safety: any thread. */
 
-QUAY_API uint64_t quay_buffer_id(const quay_buffer *buffer);         /* of the handle; never reused */
+QUAY_API uint64_t quay_buffer_id(const quay_buffer *buffer); /* of the handle; never reused */
 QUAY_API uint64_t quay_buffer_storage_id(const quay_buffer *buffer); /* never reused */
 QUAY_API uint64_t quay_buffer_size(const quay_buffer *buffer);       /* bytes of the window */
 QUAY_API uint64_t quay_buffer_total_size(const quay_buffer *buffer); /* bytes of the storage */
@@ -208,7 +205,8 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_host_bytes_mut(quay_buffer *buff
                                                                void **out_bytes,
                                                                uint64_t *out_size);
 
-/* A typed array with the buffer's shape. `data` points to elements of `dtype` in row-major order. */
+/* A typed array with the buffer's shape. `data` points to elements of `dtype` in row-major order.
+ */
 typedef struct quay_host_array {
   const void *data;
   quay_dtype dtype;

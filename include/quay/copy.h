@@ -69,8 +69,8 @@ QUAY_API const char *quay_memory_kind_name(quay_memory_kind kind);
 /* Copies `size` bytes of host memory into the whole window.
  * Errors: INVALID_ARGUMENT (NULL), SIZE_MISMATCH, READ_ONLY, IO, STALE, DEVICE_LOST and those of
  * quay_allocator_alloc() if the buffer was lazy. */
-QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_in(quay_buffer *destination, const void *source,
-                                                        uint64_t size);
+QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_in(quay_buffer *destination,
+                                                        const void *source, uint64_t size);
 
 /* Copies the whole window into `size` bytes of host memory.
  * Errors: INVALID_ARGUMENT (NULL), SIZE_MISMATCH, NOT_ALLOCATED, IO, STALE, DEVICE_LOST. */

@@ -31,15 +31,16 @@ typedef struct quay_memory_info {
   uint64_t free_bytes; /* what could be allocated just now, at best */
 } quay_memory_info;
 
-/* One line of quay_devices(): a device that can be opened, or a backend's reason for having none. */
+/* One line of quay_devices(): a device that can be opened, or a backend's reason for having none.
+ */
 typedef struct quay_device_info {
-  const char *backend;    /* name of the backend: "cpu", "cuda" */
-  const char *spec;       /* what quay_allocator_open() takes: "cuda:0" */
-  const char *name;       /* the product's name: "NVIDIA H200"; "" where unknown */
-  bool available;         /* can be opened now */
-  const char *reason;     /* why it can't; "" if it can */
+  const char *backend; /* name of the backend: "cpu", "cuda" */
+  const char *spec;    /* what quay_allocator_open() takes: "cuda:0" */
+  const char *name;    /* the product's name: "NVIDIA H200"; "" where unknown */
+  bool available;      /* can be opened now */
+  const char *reason;  /* why it can't; "" if it can */
   quay_device_type_id type;
-  int32_t index;          /* among the backend's devices; 0 for the host */
+  int32_t index;           /* among the backend's devices; 0 for the host */
   quay_memory_info memory; /* zeros where unknown */
 } quay_device_info;
 

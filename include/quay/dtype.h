@@ -14,24 +14,24 @@
  * The values are part of the ABI: new types are appended.
  * F8_E4M3 is the variant without infinities (OCP 8-bit Floating Point Specification, "FN"),
  * F8_E5M2 the IEEE-like one, F8_E8M0 the power-of-two scale of OCP Microscaling. */
-#define QUAY_DTYPE_TABLE(X)             \
-  X(BOOL, 1, 8, 1, "bool")              \
-  X(U8, 2, 8, 1, "u8")                  \
-  X(I8, 3, 8, 1, "i8")                  \
-  X(U16, 4, 16, 2, "u16")               \
-  X(I16, 5, 16, 2, "i16")               \
-  X(U32, 6, 32, 4, "u32")               \
-  X(I32, 7, 32, 4, "i32")               \
-  X(U64, 8, 64, 8, "u64")               \
-  X(I64, 9, 64, 8, "i64")               \
-  X(F16, 10, 16, 2, "f16")              \
-  X(BF16, 11, 16, 2, "bf16")            \
-  X(F32, 12, 32, 4, "f32")              \
-  X(F64, 13, 64, 8, "f64")              \
-  X(F8_E4M3, 14, 8, 1, "f8_e4m3")       \
-  X(F8_E5M2, 15, 8, 1, "f8_e5m2")       \
-  X(F8_E8M0, 16, 8, 1, "f8_e8m0")       \
-  X(C64, 17, 64, 4, "c64")              \
+#define QUAY_DTYPE_TABLE(X)       \
+  X(BOOL, 1, 8, 1, "bool")        \
+  X(U8, 2, 8, 1, "u8")            \
+  X(I8, 3, 8, 1, "i8")            \
+  X(U16, 4, 16, 2, "u16")         \
+  X(I16, 5, 16, 2, "i16")         \
+  X(U32, 6, 32, 4, "u32")         \
+  X(I32, 7, 32, 4, "i32")         \
+  X(U64, 8, 64, 8, "u64")         \
+  X(I64, 9, 64, 8, "i64")         \
+  X(F16, 10, 16, 2, "f16")        \
+  X(BF16, 11, 16, 2, "bf16")      \
+  X(F32, 12, 32, 4, "f32")        \
+  X(F64, 13, 64, 8, "f64")        \
+  X(F8_E4M3, 14, 8, 1, "f8_e4m3") \
+  X(F8_E5M2, 15, 8, 1, "f8_e5m2") \
+  X(F8_E8M0, 16, 8, 1, "f8_e8m0") \
+  X(C64, 17, 64, 4, "c64")        \
   X(C128, 18, 128, 8, "c128")
 
 /* Zero is no type, so that a forgotten field is an error and not a silent byte. */
@@ -75,8 +75,7 @@ QUAY_API QUAY_NODISCARD quay_status quay_dtype_parse(const char *text, quay_dtyp
  * a rank above 0); OUT_OF_RANGE if the product exceeds 2^63-1 bytes.
  * Thread-safety: any thread, any time. */
 QUAY_API QUAY_NODISCARD quay_status quay_dtype_array_size(quay_dtype dtype, int32_t rank,
-                                                          const int64_t *shape,
-                                                          uint64_t *out_size);
+                                                          const int64_t *shape, uint64_t *out_size);
 
 /* The most dimensions that a buffer has. NumPy's own limit is 64 since version 2.0. */
 #define QUAY_RANK_MAX 64

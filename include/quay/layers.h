@@ -53,12 +53,12 @@ QUAY_API QUAY_NODISCARD quay_status quay_track_visit(quay_allocator *allocator,
 
 /* Where an address lies among the live blocks: inside one, or between two. */
 typedef struct quay_track_location {
-  bool inside;             /* `block` holds the address */
-  quay_track_block block;  /* valid if inside */
-  uint64_t offset;         /* of the address in `block`, in bytes; if inside */
+  bool inside;            /* `block` holds the address */
+  quay_track_block block; /* valid if inside */
+  uint64_t offset;        /* of the address in `block`, in bytes; if inside */
   bool has_below, has_above;
-  quay_track_block below;  /* the nearest live block that ends at or below the address */
-  quay_track_block above;  /* the nearest live block that begins above it */
+  quay_track_block below; /* the nearest live block that ends at or below the address */
+  quay_track_block above; /* the nearest live block that begins above it */
 } quay_track_location;
 
 /* Finds an address among the live blocks of the first track layer from `allocator` inwards.

@@ -121,8 +121,8 @@ QUAY_API QUAY_NODISCARD quay_status quay_mmap_adopt(void *address, uint64_t size
 
 /* What a mapped raw buffer is. */
 typedef struct quay_mmap_info {
-  void *address;        /* of the first byte */
-  uint64_t size;        /* bytes */
+  void *address; /* of the first byte */
+  uint64_t size; /* bytes */
   quay_map_mode mode;
   int file;             /* lent descriptor; -1 where there is none */
   uint64_t file_offset; /* of the first byte */

@@ -10,7 +10,8 @@
  * finds it.
  *
  * Thread-safety of all functions here: the structure and the bytes are the caller's to
- * synchronise; different raw buffers of one allocator may be used from different threads at once. */
+ * synchronise; different raw buffers of one allocator may be used from different threads at once.
+ */
 #ifndef QUAY_RAW_BUFFER_H
 #define QUAY_RAW_BUFFER_H
 
@@ -49,8 +50,8 @@ typedef enum quay_raw_arm {
   QUAY_RAW_EXTERNAL = 5,
 } quay_raw_arm;
 
-/* Bits of quay_raw_buffer.flags. Bits 16 to 31 are the library's: the track layer keeps in them which
- * allocation a raw buffer is of. */
+/* Bits of quay_raw_buffer.flags. Bits 15 to 31 are the library's: the track layer keeps in them
+ * which allocation a raw buffer is of. */
 typedef enum quay_raw_flags {
   QUAY_RAW_ADOPTED = 1u << 0,   /* made by somebody else; freed by its callback alone */
   QUAY_RAW_READ_ONLY = 1u << 1, /* writes are refused: a read-only mapping */
@@ -101,9 +102,9 @@ typedef struct quay_raw_external {
 } quay_raw_external;
 
 typedef struct quay_raw_buffer {
-  uint32_t arm;    /* quay_raw_arm */
-  uint32_t flags;  /* quay_raw_flags */
-  uint64_t size;   /* in bytes, as asked for; may be 0 */
+  uint32_t arm;          /* quay_raw_arm */
+  uint32_t flags;        /* quay_raw_flags */
+  uint64_t size;         /* in bytes, as asked for; may be 0 */
   quay_allocator *owner; /* the outermost allocator; not retained */
   uint64_t cookie;       /* of whoever carved or adopted the memory: a pool's block, a callback */
   union {
@@ -123,9 +124,9 @@ typedef void (*quay_release_callback)(void *user, void *memory, uint64_t size);
 /* Host memory as it is handed in and out: an address, a size and how it goes back. */
 typedef struct quay_host_memory {
   void *pointer;
-  uint64_t size;                  /* bytes */
-  quay_release_callback release;  /* NULL: nobody is told; the memory must outlive its use */
-  void *user;                     /* handed to `release` */
+  uint64_t size;                 /* bytes */
+  quay_release_callback release; /* NULL: nobody is told; the memory must outlive its use */
+  void *user;                    /* handed to `release` */
 } quay_host_memory;
 
 QUAY_BEGIN_DECLS
@@ -164,13 +165,12 @@ QUAY_API QUAY_NODISCARD quay_status quay_raw_buffer_host_pointer(const quay_raw_
 QUAY_API QUAY_NODISCARD quay_status quay_raw_buffer_address(const quay_raw_buffer *raw,
                                                             uint64_t *out_address);
 
-/* Adopts host memory that somebody else made: `out_raw` describes it, nothing is copied. `allocator`
- * (NULL: the default) must make host memory whose kind is pageable, in any layers; it becomes the
- * owner, must outlive the raw buffer, and does not count the memory in its statistics. On error
- * nothing is taken over: `memory` is still the caller's.
- * Errors: INVALID_ARGUMENT (NULL, or a NULL pointer with a size above 0, or a range that wraps
- * around the address space); UNSUPPORTED (the allocator's memory is not pageable host memory);
- * OUT_OF_HOST_MEMORY.
+/* Adopts host memory that somebody else made: `out_raw` describes it, nothing is copied.
+ * `allocator` (NULL: the default) must make host memory whose kind is pageable, in any layers; it
+ * becomes the owner, must outlive the raw buffer, and does not count the memory in its statistics.
+ * On error nothing is taken over: `memory` is still the caller's. Errors: INVALID_ARGUMENT (NULL,
+ * or a NULL pointer with a size above 0, or a range that wraps around the address space);
+ * UNSUPPORTED (the allocator's memory is not pageable host memory); OUT_OF_HOST_MEMORY.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_raw_buffer_adopt_host(quay_allocator *allocator,
                                                                const quay_host_memory *memory,

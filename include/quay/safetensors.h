@@ -84,8 +84,7 @@ QUAY_API QUAY_NODISCARD quay_status quay_safetensors_find(const quay_safetensors
  * Ownership: the caller releases it; it keeps the mapping alive.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_safetensors_buffer(const quay_safetensors *file,
-                                                            size_t index,
-                                                            quay_buffer **out_buffer);
+                                                            size_t index, quay_buffer **out_buffer);
 
 /* All tensors' data as one buffer: dtype U8. Lent: lives as long as the file is open.
  * Thread-safety: any thread. */
@@ -96,9 +95,8 @@ QUAY_API quay_buffer *quay_safetensors_data(const quay_safetensors *file);
  * Errors: INVALID_ARGUMENT (NULL), OUT_OF_RANGE.
  * Thread-safety: any thread. */
 QUAY_API size_t quay_safetensors_metadata_count(const quay_safetensors *file);
-QUAY_API QUAY_NODISCARD quay_status
-quay_safetensors_get_metadata(const quay_safetensors *file, size_t index,
-                              quay_safetensors_metadata *out_metadata);
+QUAY_API QUAY_NODISCARD quay_status quay_safetensors_get_metadata(
+    const quay_safetensors *file, size_t index, quay_safetensors_metadata *out_metadata);
 
 /* Writes a file, which appears whole or not at all (see quay_buffer_save() for how, and for
  * `options`). Data stand in the order of the dtypes' alignment, largest first, then by name, as the
@@ -108,10 +106,12 @@ quay_safetensors_get_metadata(const quay_safetensors *file, size_t index,
  * UTF-8; a header above QUAY_SAFETENSORS_HEADER_MAX); UNSUPPORTED (a dtype that the format does not
  * have); NOT_ALLOCATED; those of quay_buffer_save().
  * Thread-safety: any thread. */
-QUAY_API QUAY_NODISCARD quay_status quay_safetensors_save(
-    const char *path, const quay_safetensors_entry *entries, size_t entry_count,
-    const quay_safetensors_metadata *metadata, size_t metadata_count,
-    const quay_save_options *options);
+QUAY_API QUAY_NODISCARD quay_status quay_safetensors_save(const char *path,
+                                                          const quay_safetensors_entry *entries,
+                                                          size_t entry_count,
+                                                          const quay_safetensors_metadata *metadata,
+                                                          size_t metadata_count,
+                                                          const quay_save_options *options);
 
 QUAY_END_DECLS
 

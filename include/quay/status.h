@@ -11,44 +11,44 @@
 
 /* X(NAME, value, text). Codes are separate where a caller would act differently. The values are
  * part of the ABI: new codes are appended, none is ever renumbered. */
-#define QUAY_STATUS_TABLE(X)                                                                   \
-  /* An argument breaks the documented contract; the same call can never succeed. */           \
-  X(INVALID_ARGUMENT, 1, "invalid argument")                                                   \
-  /* An offset, size or index reaches outside what it indexes. */                              \
-  X(OUT_OF_RANGE, 2, "out of range")                                                           \
-  /* Two sizes that must be equal differ; nothing was moved. */                                \
-  X(SIZE_MISMATCH, 3, "size mismatch")                                                         \
-  /* The dtype asked for is not the buffer's. */                                               \
-  X(TYPE_MISMATCH, 4, "type mismatch")                                                         \
-  /* An address is not a multiple of the alignment that the access needs. */                   \
-  X(MISALIGNED, 5, "misaligned")                                                               \
-  /* A lazy buffer was read before anything was written to it. */                              \
-  X(NOT_ALLOCATED, 6, "not allocated")                                                         \
-  /* The memory has no address that the CPU may use. */                                        \
-  X(NOT_HOST_ACCESSIBLE, 7, "not host accessible")                                             \
-  /* A write to a sealed storage or a read-only mapping. */                                    \
-  X(READ_ONLY, 8, "read only")                                                                 \
-  /* The operating system or the C library has no memory left for the request. */              \
-  X(OUT_OF_HOST_MEMORY, 9, "out of host memory")                                               \
-  /* The device has no memory left for the request; the device stays usable. */                \
-  X(OUT_OF_DEVICE_MEMORY, 10, "out of device memory")                                          \
-  /* A budget that the program itself set (limit layer, staging budget) is used up. */         \
-  X(LIMIT_EXCEEDED, 11, "limit exceeded")                                                      \
-  /* Never possible with this backend, kind of memory or object. */                            \
-  X(UNSUPPORTED, 12, "unsupported")                                                            \
+#define QUAY_STATUS_TABLE(X)                                                                    \
+  /* An argument breaks the documented contract; the same call can never succeed. */            \
+  X(INVALID_ARGUMENT, 1, "invalid argument")                                                    \
+  /* An offset, size or index reaches outside what it indexes. */                               \
+  X(OUT_OF_RANGE, 2, "out of range")                                                            \
+  /* Two sizes that must be equal differ; nothing was moved. */                                 \
+  X(SIZE_MISMATCH, 3, "size mismatch")                                                          \
+  /* The dtype asked for is not the buffer's. */                                                \
+  X(TYPE_MISMATCH, 4, "type mismatch")                                                          \
+  /* An address is not a multiple of the alignment that the access needs. */                    \
+  X(MISALIGNED, 5, "misaligned")                                                                \
+  /* A lazy buffer was read before anything was written to it. */                               \
+  X(NOT_ALLOCATED, 6, "not allocated")                                                          \
+  /* The memory has no address that the CPU may use. */                                         \
+  X(NOT_HOST_ACCESSIBLE, 7, "not host accessible")                                              \
+  /* A write to a sealed storage or a read-only mapping. */                                     \
+  X(READ_ONLY, 8, "read only")                                                                  \
+  /* The operating system or the C library has no memory left for the request. */               \
+  X(OUT_OF_HOST_MEMORY, 9, "out of host memory")                                                \
+  /* The device has no memory left for the request; the device stays usable. */                 \
+  X(OUT_OF_DEVICE_MEMORY, 10, "out of device memory")                                           \
+  /* A budget that the program itself set (limit layer, staging budget) is used up. */          \
+  X(LIMIT_EXCEEDED, 11, "limit exceeded")                                                       \
+  /* Never possible with this backend, kind of memory or object. */                             \
+  X(UNSUPPORTED, 12, "unsupported")                                                             \
   /* Possible, but not on this machine or in this build: no driver, no device, not built in. */ \
-  X(UNAVAILABLE, 13, "unavailable")                                                            \
-  /* Reading or writing a file failed; the native code is an errno, ENOSPC for a full disk. */ \
-  X(IO, 14, "I/O error")                                                                       \
-  /* The memory belongs to an older generation of its device (reset or loss). */               \
-  X(STALE, 15, "stale")                                                                        \
-  /* The device reported an error that it does not recover from. */                            \
-  X(DEVICE_LOST, 16, "device lost")                                                            \
-  /* In use by somebody else just now; the same call can succeed later. */                     \
-  X(BUSY, 17, "busy")                                                                          \
-  /* The bytes of a file do not follow their format. */                                        \
-  X(MALFORMED, 18, "malformed")                                                                \
-  /* A callback of the caller asked to stop. */                                                \
+  X(UNAVAILABLE, 13, "unavailable")                                                             \
+  /* Reading or writing a file failed; the native code is an errno, ENOSPC for a full disk. */  \
+  X(IO, 14, "I/O error")                                                                        \
+  /* The memory belongs to an older generation of its device (reset or loss). */                \
+  X(STALE, 15, "stale")                                                                         \
+  /* The device reported an error that it does not recover from. */                             \
+  X(DEVICE_LOST, 16, "device lost")                                                             \
+  /* In use by somebody else just now; the same call can succeed later. */                      \
+  X(BUSY, 17, "busy")                                                                           \
+  /* The bytes of a file do not follow their format. */                                         \
+  X(MALFORMED, 18, "malformed")                                                                 \
+  /* A callback of the caller asked to stop. */                                                 \
   X(CANCELLED, 19, "cancelled")
 
 typedef enum quay_status {
@@ -65,17 +65,18 @@ typedef enum quay_status {
 /* The error that a failing call left in its thread. All strings are NUL-terminated, never NULL. */
 typedef struct quay_error {
   quay_status status;
-  int64_t native_code;         /* errno, CUresult, VkResult; 0 where there is none */
-  const char *native_name;     /* "ENOSPC", "CUDA_ERROR_OUT_OF_MEMORY"; "" where there is none */
-  const char *backend;         /* the backend or layer that failed: "mmap"; "" for the core */
-  const char *message;         /* one line of UTF-8, no line break */
+  int64_t native_code;     /* errno, CUresult, VkResult; 0 where there is none */
+  const char *native_name; /* "ENOSPC", "CUDA_ERROR_OUT_OF_MEMORY"; "" where there is none */
+  const char *backend;     /* the backend or layer that failed: "mmap"; "" for the core */
+  const char *message;     /* one line of UTF-8, no line break */
 } quay_error;
 
 /* Returns from the calling function with the status of `expression` if that is not QUAY_OK. */
-#define QUAY_TRY(expression)                                     \
-  do {                                                           \
-    const quay_status quay_try_status_ = (expression);           \
-    if (quay_try_status_ != QUAY_OK) return quay_try_status_;    \
+#define QUAY_TRY(expression)                           \
+  do {                                                 \
+    const quay_status quay_try_status_ = (expression); \
+    if (quay_try_status_ != QUAY_OK)                   \
+      return quay_try_status_;                         \
   } while (0)
 
 QUAY_BEGIN_DECLS

@@ -13,12 +13,18 @@
 
 static quay_status check_desc(const quay_allocator_desc *desc) {
   const char *missing = NULL;
-  if (desc == NULL) missing = "desc";
-  if (missing == NULL && desc->vtable == NULL) missing = "desc->vtable";
-  if (missing == NULL && desc->device == NULL) missing = "desc->device";
-  if (missing == NULL && (desc->name == NULL || desc->name[0] == '\0')) missing = "desc->name";
-  if (missing == NULL && (desc->spec == NULL || desc->spec[0] == '\0')) missing = "desc->spec";
-  if (missing == NULL) return QUAY_OK;
+  if (desc == NULL)
+    missing = "desc";
+  if (missing == NULL && desc->vtable == NULL)
+    missing = "desc->vtable";
+  if (missing == NULL && desc->device == NULL)
+    missing = "desc->device";
+  if (missing == NULL && (desc->name == NULL || desc->name[0] == '\0'))
+    missing = "desc->name";
+  if (missing == NULL && (desc->spec == NULL || desc->spec[0] == '\0'))
+    missing = "desc->spec";
+  if (missing == NULL)
+    return QUAY_OK;
   return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
                     "quay_allocator_create: %s is missing; vtable, device, name and spec are "
                     "mandatory",
@@ -36,14 +42,16 @@ static void free_allocator(quay_allocator *allocator) {
 static quay_status make_allocator(const quay_allocator_desc *desc, const char *spec,
                                   quay_allocator **out_allocator) {
   quay_allocator *const allocator = quay__os_calloc(1, sizeof *allocator);
-  if (allocator == NULL) return quay__fail_out_of_memory(sizeof *allocator, "an allocator");
+  if (allocator == NULL)
+    return quay__fail_out_of_memory(sizeof *allocator, "an allocator");
   allocator->name = quay__os_strdup(desc->name);
   allocator->spec = quay__os_strdup(spec);
   quay_status status = QUAY_OK;
   if (allocator->name == NULL || allocator->spec == NULL) {
     status = quay__fail_out_of_memory(strlen(spec), "an allocator's name");
   }
-  if (status == QUAY_OK) status = quay__statistics_init(&allocator->statistics);
+  if (status == QUAY_OK)
+    status = quay__statistics_init(&allocator->statistics);
   if (status != QUAY_OK) {
     free_allocator(allocator);
     return status;
@@ -70,8 +78,7 @@ static void finish_allocator(quay_allocator *allocator, quay_device *device,
   quay__lifecycle_begin();
 }
 
-quay_status quay_allocator_create(const quay_allocator_desc *desc,
-                                  quay_allocator **out_allocator) {
+quay_status quay_allocator_create(const quay_allocator_desc *desc, quay_allocator **out_allocator) {
   if (out_allocator == NULL) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "quay_allocator_create: out_allocator is NULL");
   }
@@ -150,12 +157,15 @@ static void destroy_if_over(quay_allocator *allocator) {
   const bool over = live_raw_buffers(allocator) == 0 &&
                     atomic_exchange_explicit(&allocator->lingering, false, memory_order_acq_rel);
   quay__stripe_release(allocator);
-  if (over) destroy(allocator);
+  if (over)
+    destroy(allocator);
 }
 
 void quay_allocator_release(quay_allocator *allocator) {
-  if (allocator == NULL) return;
-  if (atomic_fetch_sub_explicit(&allocator->references, 1, memory_order_acq_rel) != 1) return;
+  if (allocator == NULL)
+    return;
+  if (atomic_fetch_sub_explicit(&allocator->references, 1, memory_order_acq_rel) != 1)
+    return;
   quay__error_state saved;
   quay__error_save(&saved);
   const uint64_t live = live_raw_buffers(allocator);
@@ -168,6 +178,8 @@ void quay_allocator_release(quay_allocator *allocator) {
              "allocator %s was released while %llu raw buffers of it (%llu bytes) are live; it "
              "lingers until they are freed",
              allocator->spec, (unsigned long long)live, (unsigned long long)stats.live_bytes);
+    if (allocator->report_leaks != NULL)
+      allocator->report_leaks(allocator);
     atomic_store_explicit(&allocator->lingering, true, memory_order_release);
     destroy_if_over(allocator);
   }
@@ -187,8 +199,10 @@ quay_allocator *quay_allocator_inner(const quay_allocator *allocator) {
 }
 
 quay_allocator *quay_allocator_find(const quay_allocator *allocator, const char *name) {
-  if (name == NULL) return NULL;
-  while (allocator != NULL && strcmp(allocator->name, name) != 0) allocator = allocator->inner;
+  if (name == NULL)
+    return NULL;
+  while (allocator != NULL && strcmp(allocator->name, name) != 0)
+    allocator = allocator->inner;
   return (quay_allocator *)(uintptr_t)allocator;
 }
 
@@ -222,7 +236,8 @@ bool quay__same_space(const quay_allocator *a, const quay_allocator *b) {
 }
 
 quay_status quay__allocator_resolve(quay_allocator *allocator, quay_allocator **out_allocator) {
-  if (allocator == NULL) return quay_default_allocator_get(out_allocator);
+  if (allocator == NULL)
+    return quay_default_allocator_get(out_allocator);
   *out_allocator = quay_allocator_retain(allocator);
   return QUAY_OK;
 }
@@ -233,15 +248,16 @@ quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t s
                                      const quay_alloc_options *options,
                                      quay_alloc_request *out_request) {
   static const quay_alloc_options defaults;
-  if (options == NULL) options = &defaults;
+  if (options == NULL)
+    options = &defaults;
   if (size > INT64_MAX) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
                       "an allocation of %llu bytes is above the most that can be asked for, "
                       "2^63-1 bytes",
                       (unsigned long long)size);
   }
-  if (options->alignment != 0 && (!quay__is_power_of_two(options->alignment) ||
-                                  options->alignment > QUAY_ALIGNMENT_MAX)) {
+  if (options->alignment != 0 &&
+      (!quay__is_power_of_two(options->alignment) || options->alignment > QUAY_ALIGNMENT_MAX)) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
                       "an alignment of %llu is no power of two from 1 to %llu bytes",
                       (unsigned long long)options->alignment, QUAY_ALIGNMENT_MAX);
@@ -285,7 +301,8 @@ quay_status quay__alloc(quay_allocator *allocator, const quay_alloc_request *req
                         quay_raw_buffer *out_raw) {
   memset(out_raw, 0, sizeof *out_raw);
   quay_status status = quay__device_check(allocator->device);
-  if (status == QUAY_OK) status = allocator->vtable.alloc(allocator, request, out_raw);
+  if (status == QUAY_OK)
+    status = allocator->vtable.alloc(allocator, request, out_raw);
   if (status == QUAY_OK) {
     out_raw->size = request->size;
     out_raw->owner = allocator;
@@ -313,21 +330,29 @@ quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,
   QUAY_TRY(quay__allocator_resolve(allocator, &resolved));
   quay_alloc_request request;
   quay_status status = quay__alloc_request_make(resolved, size, options, &request);
-  if (status == QUAY_OK) status = quay__alloc(resolved, &request, out_raw);
+  if (status == QUAY_OK)
+    status = quay__alloc(resolved, &request, out_raw);
   quay_allocator_release(resolved);
   return status;
 }
 
 /* After a raw buffer of it is gone: the allocator may have lingered for it. */
 static void after_free(quay_allocator *allocator) {
-  if (atomic_load_explicit(&allocator->lingering, memory_order_acquire)) destroy_if_over(allocator);
+  if (atomic_load_explicit(&allocator->lingering, memory_order_acquire))
+    destroy_if_over(allocator);
 }
 
 void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                 size_t count) {
   const uint64_t size = raw->size;
   allocator->vtable.free(allocator, raw, pending, count);
+  const bool refused = (raw->flags & QUAY__RAW_REFUSED) != 0;
   memset(raw, 0, sizeof *raw);
+  if (refused) {
+    raw->flags = QUAY__RAW_REFUSED;
+    quay__statistics_error(&allocator->statistics);
+    return;
+  }
   quay__statistics_free(&allocator->statistics, size);
   after_free(allocator);
 }
@@ -364,6 +389,8 @@ quay_status quay_allocator_stats(quay_allocator *allocator, quay_stats *out_stat
   resolved->vtable.stats(resolved, &own);
   out_stats->reserved_bytes = own.reserved_bytes;
   out_stats->largest_free_bytes = own.largest_free_bytes;
+  if (own.peak_bytes != 0)
+    out_stats->peak_bytes = own.peak_bytes;
   quay_allocator_release(resolved);
   return QUAY_OK;
 }
@@ -374,9 +401,11 @@ quay_status quay_allocator_trim(quay_allocator *allocator, uint64_t *out_bytes) 
   QUAY_TRY(quay__allocator_resolve(allocator, &resolved));
   uint64_t collected = 0;
   quay_status status = quay_collect(&collected);
-  if (status == QUAY_OK) status = resolved->vtable.trim(resolved, &bytes);
+  if (status == QUAY_OK)
+    status = resolved->vtable.trim(resolved, &bytes);
   quay_allocator_release(resolved);
-  if (status == QUAY_OK && out_bytes != NULL) *out_bytes = bytes;
+  if (status == QUAY_OK && out_bytes != NULL)
+    *out_bytes = bytes;
   return status;
 }
 
@@ -384,8 +413,10 @@ quay_status quay_allocator_synchronize(quay_allocator *allocator) {
   quay_allocator *resolved;
   QUAY_TRY(quay__allocator_resolve(allocator, &resolved));
   quay_status status = quay__device_check(resolved->device);
-  if (status == QUAY_OK) status = resolved->device->vtable.synchronize(resolved->device);
-  if (status == QUAY_OK) status = quay_collect(NULL);
+  if (status == QUAY_OK)
+    status = resolved->device->vtable.synchronize(resolved->device);
+  if (status == QUAY_OK)
+    status = quay_collect(NULL);
   quay_allocator_release(resolved);
   return status;
 }

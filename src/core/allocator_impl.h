@@ -21,7 +21,7 @@ struct quay_allocator {
   bool has_async;   /* the asynchronous group is there */
   bool has_reserve; /* reserve, commit and decommit are there */
   atomic_uint references;
-  atomic_uint adopted; /* live adopted raw buffers */
+  atomic_uint adopted;   /* live adopted raw buffers */
   atomic_bool lingering; /* released with live raw buffers; destroyed by the last free */
   quay__statistics statistics;
   /* Of a layer that knows its live blocks (NULL: of no other): logs each. Called once, without a
@@ -36,16 +36,19 @@ struct quay_allocator {
  * functions that `vtable` leaves NULL forward to it. `spec` is the layer's part alone:
  * "fault:after=3". On error nothing is taken over. */
 quay_status quay__layer_create(const quay_allocator_vtable *vtable, void *self, const char *name,
-                               const char *spec, quay_allocator *inner,
-                               quay_allocator **out_layer);
+                               const char *spec, quay_allocator *inner, quay_allocator **out_layer);
 
 /* Allocates through `allocator`: counts, keeps the rules of quay_alloc_request (zeroes what the
  * backend did not), sets size and owner. The request has been checked. */
 quay_status quay__alloc(quay_allocator *allocator, const quay_alloc_request *request,
                         quay_raw_buffer *out_raw);
 
-/* Frees through `allocator`, counts, and zeroes `raw`. Not for adopted memory. Keeps the thread's
- * error. */
+/* Set in a raw buffer's flags by a layer's free that does not pass it on (a double free): the
+ * layers around it then don't count a free but an error. */
+#define QUAY__RAW_REFUSED (1u << 15)
+
+/* Frees through `allocator` and counts. Zeroes `raw`, or leaves nothing in it but the mark that the
+ * free was refused. Not for adopted memory. */
 void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                 size_t count);
 

@@ -26,7 +26,8 @@ static inline bool quay__is_power_of_two(uint64_t value) {
 /* Rounds up to a multiple of `alignment`, a power of two. */
 static inline bool quay__align_up(uint64_t value, uint64_t alignment, uint64_t *out) {
   uint64_t sum;
-  if (!quay__add(value, alignment - 1, &sum)) return false;
+  if (!quay__add(value, alignment - 1, &sum))
+    return false;
   *out = sum & ~(alignment - 1);
   return true;
 }
@@ -35,7 +36,11 @@ static inline uint64_t quay__align_down(uint64_t value, uint64_t alignment) {
   return value & ~(alignment - 1);
 }
 
-static inline uint64_t quay__min(uint64_t a, uint64_t b) { return a < b ? a : b; }
-static inline uint64_t quay__max(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static inline uint64_t quay__min(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
+static inline uint64_t quay__max(uint64_t a, uint64_t b) {
+  return a > b ? a : b;
+}
 
 #endif

@@ -1,5 +1,5 @@
-/* The copy router: chooses how bytes move between two sides, and moves them. Works on allocators and
- * raw buffers, knows no buffer, and waits for no hazard: copy.c and save do that. */
+/* The copy router: chooses how bytes move between two sides, and moves them. Works on allocators
+ * and raw buffers, knows no buffer, and waits for no hazard: copy.c and save do that. */
 #ifndef QUAY_CORE_COPY_ROUTE_H
 #define QUAY_CORE_COPY_ROUTE_H
 

@@ -34,7 +34,8 @@ static void pop_one(void) {
 
 static void at_thread_end(void *unused) {
   (void)unused;
-  while (innermost != NULL) pop_one();
+  while (innermost != NULL)
+    pop_one();
 }
 
 static void make_thread_end(void) {
@@ -79,9 +80,11 @@ void quay_default_allocator_set(quay_allocator *allocator) {
 /* Opens what the environment says, without the lock: a backend may take its time. */
 static quay_status open_environment(quay_allocator **out_allocator) {
   const char *const spec = quay__environment_backend();
-  if (spec == NULL) return quay_allocator_open("cpu", out_allocator);
+  if (spec == NULL)
+    return quay_allocator_open("cpu", out_allocator);
   const quay_status status = quay_allocator_open(spec, out_allocator);
-  if (status == QUAY_OK) return QUAY_OK;
+  if (status == QUAY_OK)
+    return QUAY_OK;
   return quay__error_append(" (from the environment variable QUAY_BACKEND)");
 }
 
@@ -90,7 +93,8 @@ static quay_status get_environment(quay_allocator **out_allocator) {
   QUAY_TRY(open_environment(&opened));
   /* Of two threads that open it at the same time, the first one's is kept. */
   quay__global_acquire(QUAY__LOCK_DEFAULT_ALLOCATOR);
-  if (kept.environment == NULL) kept.environment = quay_allocator_retain(opened);
+  if (kept.environment == NULL)
+    kept.environment = quay_allocator_retain(opened);
   *out_allocator = quay_allocator_retain(kept.environment);
   quay__global_release(QUAY__LOCK_DEFAULT_ALLOCATOR);
   quay_allocator_release(opened);

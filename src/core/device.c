@@ -70,16 +70,19 @@ quay_device *quay_device_host(void) {
 }
 
 quay_device *quay_device_retain(quay_device *device) {
-  if (device != NULL) atomic_fetch_add_explicit(&device->references, 1, memory_order_relaxed);
+  if (device != NULL)
+    atomic_fetch_add_explicit(&device->references, 1, memory_order_relaxed);
   return device;
 }
 
 void quay_device_release(quay_device *device) {
   if (device == NULL || device == &host) {
-    if (device != NULL) atomic_fetch_sub_explicit(&device->references, 1, memory_order_relaxed);
+    if (device != NULL)
+      atomic_fetch_sub_explicit(&device->references, 1, memory_order_relaxed);
     return;
   }
-  if (atomic_fetch_sub_explicit(&device->references, 1, memory_order_acq_rel) != 1) return;
+  if (atomic_fetch_sub_explicit(&device->references, 1, memory_order_acq_rel) != 1)
+    return;
   device->vtable.destroy(device->self);
   quay__lock_destroy(&device->lock);
   quay__os_free(device->first_error);
@@ -92,7 +95,9 @@ quay_device_type_id quay_device_type(const quay_device *device) {
   return device != NULL ? device->type : (quay_device_type_id)0;
 }
 
-int32_t quay_device_index(const quay_device *device) { return device != NULL ? device->index : 0; }
+int32_t quay_device_index(const quay_device *device) {
+  return device != NULL ? device->index : 0;
+}
 
 const char *quay_device_name(const quay_device *device) {
   return device != NULL ? device->name : "";
@@ -108,7 +113,9 @@ quay_health quay_device_health(const quay_device *device) {
              : QUAY_HEALTH_OK;
 }
 
-void *quay_device_self(const quay_device *device) { return device != NULL ? device->self : NULL; }
+void *quay_device_self(const quay_device *device) {
+  return device != NULL ? device->self : NULL;
+}
 
 quay_status quay_device_memory_info(quay_device *device, quay_memory_info *out_info) {
   if (device == NULL || out_info == NULL) {
@@ -121,19 +128,23 @@ quay_status quay_device_memory_info(quay_device *device, quay_memory_info *out_i
 }
 
 quay_status quay__device_check(quay_device *device) {
-  if (!atomic_load_explicit(&device->lost, memory_order_acquire)) return QUAY_OK;
+  if (!atomic_load_explicit(&device->lost, memory_order_acquire))
+    return QUAY_OK;
   quay__lock_acquire(&device->lock);
   const bool known = device->first_error != NULL;
-  if (known) quay__error_restore(device->first_error);
+  if (known)
+    quay__error_restore(device->first_error);
   quay__lock_release(&device->lock);
-  if (known) return QUAY_STATUS_DEVICE_LOST;
+  if (known)
+    return QUAY_STATUS_DEVICE_LOST;
   return quay_error_set(QUAY_STATUS_DEVICE_LOST, device->backend, 0, NULL, "device %s is lost",
                         device->name);
 }
 
 void quay_device_mark_lost(quay_device *device, int64_t native_code, const char *native_name,
                            const char *format, ...) {
-  if (device == NULL || format == NULL) return;
+  if (device == NULL || format == NULL)
+    return;
   quay__error_state saved;
   quay__error_save(&saved);
   char text[QUAY_ERROR_MESSAGE_SIZE];
@@ -144,7 +155,8 @@ void quay_device_mark_lost(quay_device *device, int64_t native_code, const char 
   quay_error_set(QUAY_STATUS_DEVICE_LOST, device->backend, native_code, native_name,
                  "device %s is lost: %s", device->name, length >= 0 ? text : format);
   quay__error_state *error = quay__os_malloc(sizeof *error); /* without it only the text is lost */
-  if (error != NULL) quay__error_save(error);
+  if (error != NULL)
+    quay__error_save(error);
 
   quay__lock_acquire(&device->lock);
   const bool won = !atomic_load_explicit(&device->lost, memory_order_relaxed);
@@ -153,13 +165,16 @@ void quay_device_mark_lost(quay_device *device, int64_t native_code, const char 
     atomic_store_explicit(&device->lost, true, memory_order_release);
   }
   quay__lock_release(&device->lock);
-  if (won) quay_log(QUAY_LOG_ERROR, "%s", quay_last_error()->message);
-  if (!won) quay__os_free(error);
+  if (won)
+    quay_log(QUAY_LOG_ERROR, "%s", quay_last_error()->message);
+  if (!won)
+    quay__os_free(error);
   quay__error_restore(&saved);
 }
 
 void quay_device_advance_generation(quay_device *device) {
-  if (device == NULL) return;
+  if (device == NULL)
+    return;
   quay__lock_acquire(&device->lock);
   quay__error_state *const old = device->first_error;
   device->first_error = NULL;

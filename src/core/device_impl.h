@@ -19,7 +19,7 @@ struct quay_device {
   void *self;
   char *name;
   char *backend;
-  quay__lock lock;               /* guards first_error */
+  quay__lock lock;                /* guards first_error */
   quay__error_state *first_error; /* of the current generation; NULL while healthy */
 };
 

@@ -18,21 +18,27 @@ static const dtype_row rows[] = {
     QUAY_DTYPE_TABLE(ROW)
 #undef ROW
 };
-enum { ROW_COUNT = sizeof rows / sizeof rows[0] };
+enum {
+  ROW_COUNT = sizeof rows / sizeof rows[0]
+};
 
 static const dtype_row *find(quay_dtype dtype) {
   const unsigned index = (unsigned)dtype;
   return index < ROW_COUNT && rows[index].name != NULL ? &rows[index] : NULL;
 }
 
-bool quay_dtype_valid(quay_dtype dtype) { return find(dtype) != NULL; }
+bool quay_dtype_valid(quay_dtype dtype) {
+  return find(dtype) != NULL;
+}
 
 uint32_t quay_dtype_bits(quay_dtype dtype) {
   const dtype_row *row = find(dtype);
   return row != NULL ? row->bits : 0;
 }
 
-size_t quay_dtype_size(quay_dtype dtype) { return quay_dtype_bits(dtype) / 8; }
+size_t quay_dtype_size(quay_dtype dtype) {
+  return quay_dtype_bits(dtype) / 8;
+}
 
 size_t quay_dtype_alignment(quay_dtype dtype) {
   const dtype_row *row = find(dtype);
@@ -51,7 +57,8 @@ quay_status quay_dtype_parse(const char *text, quay_dtype *out_dtype) {
   }
   char names[256] = "";
   for (unsigned i = 0; i < ROW_COUNT; i++) {
-    if (rows[i].name == NULL) continue;
+    if (rows[i].name == NULL)
+      continue;
     if (strcasecmp(text, rows[i].name) == 0) {
       *out_dtype = (quay_dtype)i;
       return QUAY_OK;
@@ -93,11 +100,13 @@ quay_status quay_dtype_array_size(quay_dtype dtype, int32_t rank, const int64_t 
                         "extent %d of the shape is %lld; it must be 0 or more", i,
                         (long long)shape[i]);
     }
-    if (shape[i] == 0) empty = true;
+    if (shape[i] == 0)
+      empty = true;
   }
   uint64_t count = 1;
   for (int32_t i = 0; i < rank && !empty; i++) {
-    if (!quay__mul(count, (uint64_t)shape[i], &count)) return fail_too_large(dtype, rank);
+    if (!quay__mul(count, (uint64_t)shape[i], &count))
+      return fail_too_large(dtype, rank);
   }
   uint64_t bits;
   if (!quay__mul(empty ? 0 : count, quay_dtype_bits(dtype), &bits)) {

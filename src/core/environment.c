@@ -8,14 +8,19 @@
 #include "core/os.h"
 #include "core/spec.h"
 
-enum { DEFAULT_THREADS_MAX = 8, THREADS_MAX = 1024 };
+enum {
+  DEFAULT_THREADS_MAX = 8,
+  THREADS_MAX = 1024
+};
 
 static const char *value_of(const char *name) {
   const char *value = getenv(name);
   return value != NULL && value[0] != '\0' ? value : NULL;
 }
 
-const char *quay__environment_backend(void) { return getenv("QUAY_BACKEND"); }
+const char *quay__environment_backend(void) {
+  return getenv("QUAY_BACKEND");
+}
 
 quay_status quay__environment_copy_threads(uint32_t *out_threads) {
   const char *value = value_of("QUAY_COPY_THREADS");
@@ -37,7 +42,8 @@ quay_status quay__environment_staging_bytes(uint64_t *out_bytes) {
   const uint64_t least = 64u << 10;
   *out_bytes = 64u << 20;
   const char *value = value_of("QUAY_STAGING_BYTES");
-  if (value == NULL) return QUAY_OK;
+  if (value == NULL)
+    return QUAY_OK;
   if (!quay__parse_bytes(value, out_bytes) || *out_bytes < least) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
                       "QUAY_STAGING_BYTES is \"%s\"; it must be a size of at least 64KiB, such as "

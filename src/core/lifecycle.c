@@ -16,9 +16,13 @@
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static atomic_int_fast64_t live[QUAY__LIVE_KIND_COUNT];
 
-static void before_fork(void) { quay__lock_before_fork(); }
+static void before_fork(void) {
+  quay__lock_before_fork();
+}
 
-static void after_fork_in_parent(void) { quay__lock_after_fork_in_parent(); }
+static void after_fork_in_parent(void) {
+  quay__lock_after_fork_in_parent();
+}
 
 static void after_fork_in_child(void) {
   quay__workers_after_fork_in_child();
@@ -33,11 +37,14 @@ static void begin(void) {
     quay_log(QUAY_LOG_WARNING, "no memory to register fork handlers: do not use Quay after fork");
   }
   if (atexit(quay__workers_stop) != 0) {
-    quay_log(QUAY_LOG_WARNING, "no memory to register an exit handler: threads end with the process");
+    quay_log(QUAY_LOG_WARNING,
+             "no memory to register an exit handler: threads end with the process");
   }
 }
 
-void quay__lifecycle_begin(void) { pthread_once(&begun, begin); }
+void quay__lifecycle_begin(void) {
+  pthread_once(&begun, begin);
+}
 
 void quay__live_add(quay__live_kind kind, int64_t delta) {
   atomic_fetch_add_explicit(&live[kind], delta, memory_order_relaxed);
@@ -56,7 +63,8 @@ static int64_t own_allocators(quay_allocator *outermost) {
   int64_t count = 0;
   for (const quay_allocator *a = outermost; a != NULL; a = a->inner) {
     count++;
-    if (a->inner != NULL && atomic_load_explicit(&a->inner->references, memory_order_relaxed) != 1) {
+    if (a->inner != NULL &&
+        atomic_load_explicit(&a->inner->references, memory_order_relaxed) != 1) {
       break;
     }
   }
@@ -70,7 +78,8 @@ quay_status quay_shutdown(void) {
   quay__default_allocators kept = quay__default_allocators_peek();
   int64_t allocators = quay__live_get(QUAY__LIVE_ALLOCATORS);
   allocators -= own_allocators(kept.set);
-  if (kept.environment != kept.set) allocators -= own_allocators(kept.environment);
+  if (kept.environment != kept.set)
+    allocators -= own_allocators(kept.environment);
   allocators -= own_allocators(quay__mmap_file_allocator_peek());
   if (storages > 0 || streams > 0 || accesses > 0 || allocators > 0) {
     return quay__fail(QUAY_STATUS_BUSY,

@@ -6,7 +6,9 @@
 
 #include "core/lifecycle.h"
 
-enum { STRIPE_COUNT = 64 };
+enum {
+  STRIPE_COUNT = 64
+};
 
 typedef struct stripe {
   pthread_mutex_t mutex;
@@ -14,9 +16,9 @@ typedef struct stripe {
 } stripe;
 
 /* Variadic, since the initialisers have commas of their own. */
-#define REPEAT4(...) __VA_ARGS__, __VA_ARGS__, __VA_ARGS__, __VA_ARGS__
-#define REPEAT64(...) REPEAT4(REPEAT_AGAIN4(REPEAT_ONCE_MORE4(__VA_ARGS__)))
-#define REPEAT_AGAIN4(...) __VA_ARGS__, __VA_ARGS__, __VA_ARGS__, __VA_ARGS__
+#define REPEAT4(...)           __VA_ARGS__, __VA_ARGS__, __VA_ARGS__, __VA_ARGS__
+#define REPEAT64(...)          REPEAT4(REPEAT_AGAIN4(REPEAT_ONCE_MORE4(__VA_ARGS__)))
+#define REPEAT_AGAIN4(...)     __VA_ARGS__, __VA_ARGS__, __VA_ARGS__, __VA_ARGS__
 #define REPEAT_ONCE_MORE4(...) __VA_ARGS__, __VA_ARGS__, __VA_ARGS__, __VA_ARGS__
 
 static pthread_mutex_t globals[QUAY__GLOBAL_LOCK_COUNT] = {
@@ -41,7 +43,8 @@ void quay__lock_init(quay__lock *lock) {
   pthread_mutex_lock(&list_mutex);
   lock->previous = NULL;
   lock->next = first;
-  if (first != NULL) first->previous = lock;
+  if (first != NULL)
+    first->previous = lock;
   first = lock;
   pthread_mutex_unlock(&list_mutex);
   quay__lifecycle_begin();
@@ -49,20 +52,31 @@ void quay__lock_init(quay__lock *lock) {
 
 void quay__lock_destroy(quay__lock *lock) {
   pthread_mutex_lock(&list_mutex);
-  if (lock->previous != NULL) lock->previous->next = lock->next;
-  if (lock->previous == NULL) first = lock->next;
-  if (lock->next != NULL) lock->next->previous = lock->previous;
+  if (lock->previous != NULL)
+    lock->previous->next = lock->next;
+  if (lock->previous == NULL)
+    first = lock->next;
+  if (lock->next != NULL)
+    lock->next->previous = lock->previous;
   pthread_mutex_unlock(&list_mutex);
   pthread_mutex_destroy(&lock->mutex);
 }
 
-void quay__lock_acquire(quay__lock *lock) { pthread_mutex_lock(&lock->mutex); }
+void quay__lock_acquire(quay__lock *lock) {
+  pthread_mutex_lock(&lock->mutex);
+}
 
-void quay__lock_release(quay__lock *lock) { pthread_mutex_unlock(&lock->mutex); }
+void quay__lock_release(quay__lock *lock) {
+  pthread_mutex_unlock(&lock->mutex);
+}
 
-void quay__global_acquire(quay__global_lock which) { pthread_mutex_lock(&globals[which]); }
+void quay__global_acquire(quay__global_lock which) {
+  pthread_mutex_lock(&globals[which]);
+}
 
-void quay__global_release(quay__global_lock which) { pthread_mutex_unlock(&globals[which]); }
+void quay__global_release(quay__global_lock which) {
+  pthread_mutex_unlock(&globals[which]);
+}
 
 void quay__global_wait(quay__global_lock which, pthread_cond_t *condition) {
   pthread_cond_wait(condition, &globals[which]);
@@ -74,22 +88,31 @@ static stripe *stripe_of(const void *object) {
   return &stripes[hash >> 58];
 }
 
-void quay__stripe_acquire(const void *object) { pthread_mutex_lock(&stripe_of(object)->mutex); }
+void quay__stripe_acquire(const void *object) {
+  pthread_mutex_lock(&stripe_of(object)->mutex);
+}
 
-void quay__stripe_release(const void *object) { pthread_mutex_unlock(&stripe_of(object)->mutex); }
+void quay__stripe_release(const void *object) {
+  pthread_mutex_unlock(&stripe_of(object)->mutex);
+}
 
 void quay__stripe_wait(const void *object) {
   stripe *const own = stripe_of(object);
   pthread_cond_wait(&own->changed, &own->mutex);
 }
 
-void quay__stripe_wake(const void *object) { pthread_cond_broadcast(&stripe_of(object)->changed); }
+void quay__stripe_wake(const void *object) {
+  pthread_cond_broadcast(&stripe_of(object)->changed);
+}
 
 void quay__lock_before_fork(void) {
-  for (int i = 0; i < QUAY__GLOBAL_LOCK_COUNT; i++) pthread_mutex_lock(&globals[i]);
-  for (int i = 0; i < STRIPE_COUNT; i++) pthread_mutex_lock(&stripes[i].mutex);
+  for (int i = 0; i < QUAY__GLOBAL_LOCK_COUNT; i++)
+    pthread_mutex_lock(&globals[i]);
+  for (int i = 0; i < STRIPE_COUNT; i++)
+    pthread_mutex_lock(&stripes[i].mutex);
   pthread_mutex_lock(&list_mutex);
-  for (quay__lock *lock = first; lock != NULL; lock = lock->next) pthread_mutex_lock(&lock->mutex);
+  for (quay__lock *lock = first; lock != NULL; lock = lock->next)
+    pthread_mutex_lock(&lock->mutex);
 }
 
 static void release_all(void) {
@@ -97,11 +120,15 @@ static void release_all(void) {
     pthread_mutex_unlock(&lock->mutex);
   }
   pthread_mutex_unlock(&list_mutex);
-  for (int i = STRIPE_COUNT - 1; i >= 0; i--) pthread_mutex_unlock(&stripes[i].mutex);
-  for (int i = QUAY__GLOBAL_LOCK_COUNT - 1; i >= 0; i--) pthread_mutex_unlock(&globals[i]);
+  for (int i = STRIPE_COUNT - 1; i >= 0; i--)
+    pthread_mutex_unlock(&stripes[i].mutex);
+  for (int i = QUAY__GLOBAL_LOCK_COUNT - 1; i >= 0; i--)
+    pthread_mutex_unlock(&globals[i]);
 }
 
-void quay__lock_after_fork_in_parent(void) { release_all(); }
+void quay__lock_after_fork_in_parent(void) {
+  release_all();
+}
 
 void quay__lock_after_fork_in_child(void) {
   /* Waiters of the parent's other threads are not here: a condition that counts them would never

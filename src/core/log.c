@@ -22,12 +22,14 @@ void quay_log_set(quay_log_callback callback, void *user, quay_log_level level) 
   current = callback;
   current_user = user;
   atomic_store_explicit(&current_level, callback != NULL ? (int)level : -1, memory_order_relaxed);
-  while (running > 0 && !inside) quay__global_wait(QUAY__LOCK_LOG, &idle);
+  while (running > 0 && !inside)
+    quay__global_wait(QUAY__LOCK_LOG, &idle);
   quay__global_release(QUAY__LOCK_LOG);
 }
 
 void quay_log(quay_log_level level, const char *format, ...) {
-  if ((int)level > atomic_load_explicit(&current_level, memory_order_relaxed) || inside) return;
+  if ((int)level > atomic_load_explicit(&current_level, memory_order_relaxed) || inside)
+    return;
   quay__error_state saved;
   quay__error_save(&saved);
   va_list arguments;
@@ -36,7 +38,8 @@ void quay_log(quay_log_level level, const char *format, ...) {
   const int length = vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   /* The error's rules for text are the log's as well: one line of UTF-8. */
-  if (length >= 0) quay_error_set(QUAY_OK, "", 0, NULL, "%s", text);
+  if (length >= 0)
+    quay_error_set(QUAY_OK, "", 0, NULL, "%s", text);
 
   quay__global_acquire(QUAY__LOCK_LOG);
   const quay_log_callback callback = current;
@@ -53,7 +56,8 @@ void quay_log(quay_log_level level, const char *format, ...) {
 
   quay__global_acquire(QUAY__LOCK_LOG);
   running--;
-  if (running == 0) pthread_cond_broadcast(&idle);
+  if (running == 0)
+    pthread_cond_broadcast(&idle);
   quay__global_release(QUAY__LOCK_LOG);
   quay__error_restore(&saved);
 }

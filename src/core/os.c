@@ -15,24 +15,31 @@
 #include <unistd.h>
 
 /* Repeats a call that a signal interrupted. */
-#define RETRY(call)                          \
-  __extension__({                            \
-    __typeof__(call) retry_result;           \
-    do {                                     \
-      retry_result = (call);                 \
+#define RETRY(call)                                 \
+  __extension__({                                   \
+    __typeof__(call) retry_result;                  \
+    do {                                            \
+      retry_result = (call);                        \
     } while (retry_result == -1 && errno == EINTR); \
-    retry_result;                            \
+    retry_result;                                   \
   })
 
-void *quay__os_malloc(size_t size) { return malloc(size); }
+void *quay__os_malloc(size_t size) {
+  return malloc(size);
+}
 
-void *quay__os_calloc(size_t count, size_t size) { return calloc(count, size); }
+void *quay__os_calloc(size_t count, size_t size) {
+  return calloc(count, size);
+}
 
-void *quay__os_realloc(void *pointer, size_t size) { return realloc(pointer, size); }
+void *quay__os_realloc(void *pointer, size_t size) {
+  return realloc(pointer, size);
+}
 
 void *quay__os_aligned_alloc(size_t alignment, size_t size) {
   void *pointer = NULL;
-  if (alignment < sizeof(void *)) alignment = sizeof(void *);
+  if (alignment < sizeof(void *))
+    alignment = sizeof(void *);
   const int error = posix_memalign(&pointer, alignment, size);
   if (error != 0) {
     errno = error;
@@ -44,7 +51,8 @@ void *quay__os_aligned_alloc(size_t alignment, size_t size) {
 char *quay__os_strdup(const char *text) {
   const size_t size = strlen(text) + 1;
   char *copy = quay__os_malloc(size);
-  if (copy != NULL) memcpy(copy, text, size);
+  if (copy != NULL)
+    memcpy(copy, text, size);
   return copy;
 }
 
@@ -59,7 +67,9 @@ void *quay__os_mmap(void *address, size_t size, int protection, int flags, int f
   return mmap(address, size, protection, flags, file, (off_t)offset);
 }
 
-int quay__os_munmap(void *address, size_t size) { return munmap(address, size); }
+int quay__os_munmap(void *address, size_t size) {
+  return munmap(address, size);
+}
 
 int quay__os_madvise(void *address, size_t size, int advice) {
   int result;
@@ -78,17 +88,25 @@ int quay__os_open(const char *path, int flags, mode_t mode) {
 }
 
 /* Not repeated: on Linux the descriptor is gone even if close() was interrupted. */
-int quay__os_close(int file) { return close(file); }
+int quay__os_close(int file) {
+  return close(file);
+}
 
-int quay__os_dup(int file) { return RETRY(fcntl(file, F_DUPFD_CLOEXEC, 0)); }
+int quay__os_dup(int file) {
+  return RETRY(fcntl(file, F_DUPFD_CLOEXEC, 0));
+}
 
-int quay__os_fstat(int file, struct stat *out_status) { return RETRY(fstat(file, out_status)); }
+int quay__os_fstat(int file, struct stat *out_status) {
+  return RETRY(fstat(file, out_status));
+}
 
 int quay__os_stat(const char *path, struct stat *out_status) {
   return RETRY(stat(path, out_status));
 }
 
-int quay__os_ftruncate(int file, uint64_t size) { return RETRY(ftruncate(file, (off_t)size)); }
+int quay__os_ftruncate(int file, uint64_t size) {
+  return RETRY(ftruncate(file, (off_t)size));
+}
 
 int quay__os_fallocate(int file, uint64_t offset, uint64_t size) {
   return RETRY(fallocate(file, 0, (off_t)offset, (off_t)size)) == 0 ? 0 : errno;
@@ -102,28 +120,41 @@ ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offs
   return RETRY(pwrite(file, buffer, size, (off_t)offset));
 }
 
-int quay__os_fsync(int file) { return RETRY(fsync(file)); }
+int quay__os_fsync(int file) {
+  return RETRY(fsync(file));
+}
 
-int quay__os_fdatasync(int file) { return RETRY(fdatasync(file)); }
+int quay__os_fdatasync(int file) {
+  return RETRY(fdatasync(file));
+}
 
 int quay__os_fadvise(int file, uint64_t offset, uint64_t size, int advice) {
   const int error = posix_fadvise(file, (off_t)offset, (off_t)size, advice);
-  if (error == 0) return 0;
+  if (error == 0)
+    return 0;
   errno = error;
   return -1;
 }
 
-int quay__os_fchmod(int file, mode_t mode) { return RETRY(fchmod(file, mode)); }
+int quay__os_fchmod(int file, mode_t mode) {
+  return RETRY(fchmod(file, mode));
+}
 
-int quay__os_rename(const char *from, const char *to) { return rename(from, to); }
+int quay__os_rename(const char *from, const char *to) {
+  return rename(from, to);
+}
 
 int quay__os_link(const char *from, const char *to) {
   return linkat(AT_FDCWD, from, AT_FDCWD, to, AT_SYMLINK_FOLLOW);
 }
 
-int quay__os_unlink(const char *path) { return unlink(path); }
+int quay__os_unlink(const char *path) {
+  return unlink(path);
+}
 
-char *quay__os_realpath(const char *path) { return realpath(path, NULL); }
+char *quay__os_realpath(const char *path) {
+  return realpath(path, NULL);
+}
 
 ssize_t quay__os_read_own_memory(void *destination, const void *source, size_t size) {
   const struct iovec local = {.iov_base = destination, .iov_len = size};
@@ -142,7 +173,8 @@ uint32_t quay__os_processor_count(void) {
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) {
     const int count = CPU_COUNT(&set);
-    if (count > 0) return (uint32_t)count;
+    if (count > 0)
+      return (uint32_t)count;
   }
   const long online = sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t holds */
   return online > 0 ? (uint32_t)online : 1;
@@ -161,9 +193,11 @@ size_t quay__os_page_size(void) {
 /* The value of "KEY:   123 kB" in a file of /proc, in bytes; false if it is not there. */
 static bool proc_value(const char *text, const char *key, uint64_t *out_bytes) {
   const char *at = strstr(text, key);
-  if (at == NULL) return false;
+  if (at == NULL)
+    return false;
   unsigned long long kilobytes;
-  if (sscanf(at + strlen(key), " %llu", &kilobytes) != 1) return false;
+  if (sscanf(at + strlen(key), " %llu", &kilobytes) != 1)
+    return false;
   *out_bytes = (uint64_t)kilobytes * 1024;
   return true;
 }
@@ -171,10 +205,12 @@ static bool proc_value(const char *text, const char *key, uint64_t *out_bytes) {
 /* The head of a file of /proc or /sys as text; false if it can't be read. */
 static bool read_head(const char *path, char *out_text, size_t size) {
   const int file = quay__os_open(path, O_RDONLY, 0);
-  if (file < 0) return false;
+  if (file < 0)
+    return false;
   const ssize_t length = quay__os_pread(file, out_text, size - 1, 0);
   quay__os_close(file);
-  if (length < 0) return false;
+  if (length < 0)
+    return false;
   out_text[length] = '\0';
   return true;
 }
@@ -184,11 +220,10 @@ size_t quay__os_huge_page_size(void) {
   size_t size = atomic_load_explicit(&cached, memory_order_relaxed);
   if (size == 0) {
     char text[64];
-    unsigned long long value;
     size = (size_t)2 << 20;
-    if (read_head("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", text, sizeof text) &&
-        sscanf(text, "%llu", &value) == 1 && value >= quay__os_page_size()) {
-      size = (size_t)value;
+    if (read_head("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", text, sizeof text)) {
+      const unsigned long long value = strtoull(text, NULL, 10);
+      if (value >= quay__os_page_size()) size = (size_t)value;
     }
     atomic_store_explicit(&cached, size, memory_order_relaxed);
   }
@@ -197,8 +232,10 @@ size_t quay__os_huge_page_size(void) {
 
 int quay__os_memory_info(uint64_t *out_total, uint64_t *out_available) {
   char text[2048];
-  if (!read_head("/proc/meminfo", text, sizeof text)) return -1;
-  if (!proc_value(text, "MemTotal:", out_total)) return -1;
+  if (!read_head("/proc/meminfo", text, sizeof text))
+    return -1;
+  if (!proc_value(text, "MemTotal:", out_total))
+    return -1;
   return proc_value(text, "MemAvailable:", out_available) ? 0 : -1;
 }
 
@@ -210,7 +247,8 @@ uint64_t quay__os_nanoseconds(void) {
 
 uint64_t quay__os_random(void) {
   uint64_t value;
-  if (getrandom(&value, sizeof value, GRND_NONBLOCK) == (ssize_t)sizeof value) return value;
+  if (getrandom(&value, sizeof value, GRND_NONBLOCK) == (ssize_t)sizeof value)
+    return value;
   /* Names only have to differ: the time and the process do that where the pool is not ready. */
   return quay__os_nanoseconds() * 0x9e3779b97f4a7c15u ^ (uint64_t)getpid();
 }

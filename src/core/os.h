@@ -1,7 +1,7 @@
-/* Everything that faces the operating system and the C library's allocator: memory, files, mappings,
- * time, processors. Thin: they retry EINTR and otherwise return what the system returned, with
- * errno. Tests replace these symbols at link time to make the n-th call fail, so nothing else in
- * the library calls the system directly. Threads and locks are in lock.h and workers.h. */
+/* Everything that faces the operating system and the C library's allocator: memory, files,
+ * mappings, time, processors. Thin: they retry EINTR and otherwise return what the system returned,
+ * with errno. Tests replace these symbols at link time to make the n-th call fail, so nothing else
+ * in the library calls the system directly. Threads and locks are in lock.h and workers.h. */
 #ifndef QUAY_CORE_OS_H
 #define QUAY_CORE_OS_H
 

@@ -23,7 +23,9 @@ typedef struct adoption {
   void *memory;
 } adoption;
 
-static bool empty(const quay_raw_buffer *raw) { return raw->owner == NULL; }
+static bool empty(const quay_raw_buffer *raw) {
+  return raw->owner == NULL;
+}
 
 static adoption *adoption_of(const quay_raw_buffer *raw) {
   return (adoption *)(uintptr_t)raw->cookie;
@@ -45,23 +47,28 @@ static void free_adopted(quay_raw_buffer *raw) {
 }
 
 void quay_raw_buffer_free(quay_raw_buffer *raw) {
-  if (raw == NULL || empty(raw)) return;
+  if (raw == NULL || empty(raw))
+    return;
   if ((raw->flags & QUAY_RAW_ADOPTED) != 0) {
     free_adopted(raw);
     return;
   }
   quay__free(raw->owner, raw, NULL, 0);
+  memset(raw, 0, sizeof *raw);
 }
 
 quay_raw_buffer quay_raw_buffer_move(quay_raw_buffer *raw) {
   quay_raw_buffer moved = {.arm = QUAY_RAW_NONE};
-  if (raw == NULL) return moved;
+  if (raw == NULL)
+    return moved;
   moved = *raw;
   memset(raw, 0, sizeof *raw);
   return moved;
 }
 
-uint64_t quay_raw_buffer_size(const quay_raw_buffer *raw) { return raw != NULL ? raw->size : 0; }
+uint64_t quay_raw_buffer_size(const quay_raw_buffer *raw) {
+  return raw != NULL ? raw->size : 0;
+}
 
 quay_memory_kind quay_raw_buffer_kind(const quay_raw_buffer *raw) {
   return raw != NULL && !empty(raw) ? raw->owner->kind : QUAY_MEMORY_NONE;
@@ -109,7 +116,8 @@ quay_status quay_raw_buffer_adopt(quay_allocator *allocator, quay_raw_buffer *ra
   adoption *adopted = NULL;
   if (release != NULL) {
     adopted = quay__os_malloc(sizeof *adopted);
-    if (adopted == NULL) return quay__fail_out_of_memory(sizeof *adopted, "an adopted raw buffer");
+    if (adopted == NULL)
+      return quay__fail_out_of_memory(sizeof *adopted, "an adopted raw buffer");
     *adopted = (adoption){.release = release, .user = user, .memory = memory};
   }
   raw->flags |= QUAY_RAW_ADOPTED;
@@ -159,7 +167,8 @@ quay_status quay_raw_buffer_adopt_host(quay_allocator *allocator, const quay_hos
   quay_allocator *resolved;
   QUAY_TRY(quay__allocator_resolve(allocator, &resolved));
   const quay_status status = adopt_host(resolved, memory, out_raw);
-  if (status != QUAY_OK) memset(out_raw, 0, sizeof *out_raw);
+  if (status != QUAY_OK)
+    memset(out_raw, 0, sizeof *out_raw);
   quay_allocator_release(resolved);
   return status;
 }
@@ -196,7 +205,8 @@ quay_status quay_raw_buffer_release_host(quay_raw_buffer *raw, quay_host_memory 
                       "%s memory of allocator %s can't be released as host memory",
                       quay_memory_kind_name(raw->owner->kind), raw->owner->spec);
   }
-  if ((raw->flags & QUAY_RAW_ADOPTED) != 0) return release_adopted(raw, out_memory);
+  if ((raw->flags & QUAY_RAW_ADOPTED) != 0)
+    return release_adopted(raw, out_memory);
   QUAY_TRY(quay__release(raw->owner, raw, out_memory));
   memset(raw, 0, sizeof *raw);
   return QUAY_OK;

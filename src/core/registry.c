@@ -32,14 +32,16 @@ static registration *registered;
 
 static const quay__layer *find_layer(const char *name) {
   for (size_t i = 0; i < LAYER_COUNT; i++) {
-    if (strcmp(layers[i]->name, name) == 0) return layers[i];
+    if (strcmp(layers[i]->name, name) == 0)
+      return layers[i];
   }
   return NULL;
 }
 
 static const quay_backend *find_built_in(const char *name) {
   for (size_t i = 0; i < BUILT_IN_COUNT; i++) {
-    if (strcmp(built_in[i]->name, name) == 0) return built_in[i];
+    if (strcmp(built_in[i]->name, name) == 0)
+      return built_in[i];
   }
   return NULL;
 }
@@ -47,32 +49,38 @@ static const quay_backend *find_built_in(const char *name) {
 /* The place in the list that points to the registration of `name`, or to the list's end. */
 static registration **find_link(const char *name) {
   registration **link = &registered;
-  while (*link != NULL && strcmp((*link)->name, name) != 0) link = &(*link)->next;
+  while (*link != NULL && strcmp((*link)->name, name) != 0)
+    link = &(*link)->next;
   return link;
 }
 
 static registration *acquire_registration(const char *name) {
   quay__global_acquire(QUAY__LOCK_REGISTRY);
   registration *const found = *find_link(name);
-  if (found != NULL) found->references++;
+  if (found != NULL)
+    found->references++;
   quay__global_release(QUAY__LOCK_REGISTRY);
   return found;
 }
 
 static void release_registration(registration *entry) {
-  if (entry == NULL) return;
+  if (entry == NULL)
+    return;
   quay__global_acquire(QUAY__LOCK_REGISTRY);
   const bool last = --entry->references == 0;
   quay__global_release(QUAY__LOCK_REGISTRY);
-  if (last) quay__os_free(entry);
+  if (last)
+    quay__os_free(entry);
 }
 
 /* Specs. */
 
 static quay__spec_name_kind classify(void *user, const char *name) {
   (void)user;
-  if (find_layer(name) != NULL) return QUAY__SPEC_LAYER;
-  if (find_built_in(name) != NULL) return QUAY__SPEC_BACKEND;
+  if (find_layer(name) != NULL)
+    return QUAY__SPEC_LAYER;
+  if (find_built_in(name) != NULL)
+    return QUAY__SPEC_BACKEND;
   registration *const entry = acquire_registration(name);
   release_registration(entry);
   return entry != NULL ? QUAY__SPEC_BACKEND : QUAY__SPEC_UNKNOWN;
@@ -106,10 +114,12 @@ static quay_status append_available(void) {
   quay_device_list list;
   const quay_status listed = quay_devices(&list);
   quay__error_restore(&saved);
-  if (listed != QUAY_OK) return saved.status;
+  if (listed != QUAY_OK)
+    return saved.status;
   char text[256] = "";
   for (size_t i = 0; i < list.count; i++) {
-    if (!list.devices[i].available) continue;
+    if (!list.devices[i].available)
+      continue;
     append(text, sizeof text, text[0] == '\0' ? "; possible here are " : ", ",
            list.devices[i].spec);
   }
@@ -132,11 +142,12 @@ static quay_status open_backend(const quay_spec_args *args, quay_allocator **out
   quay_status status = backend->open(backend->user, args, out_allocator);
   release_registration(entry);
   if (status == QUAY_OK && *out_allocator == NULL) {
-    status = quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                        "backend \"%s\": its open function succeeded without an allocator",
-                        args->name);
+    status =
+        quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                   "backend \"%s\": its open function succeeded without an allocator", args->name);
   }
-  if (status != QUAY_OK) *out_allocator = NULL;
+  if (status != QUAY_OK)
+    *out_allocator = NULL;
   return status == QUAY_STATUS_UNAVAILABLE ? append_available() : status;
 }
 
@@ -149,7 +160,8 @@ static quay_status open_parts(const quay__spec *spec, quay_allocator **out_alloc
     quay_allocator *outer = NULL;
     const quay_status status = find_layer(args->name)->open(args, allocator, &outer);
     quay_allocator_release(allocator); /* the layer has a reference of its own */
-    if (status != QUAY_OK) return status;
+    if (status != QUAY_OK)
+      return status;
     allocator = outer;
   }
   *out_allocator = allocator;
@@ -161,7 +173,8 @@ quay_status quay_allocator_open(const char *text, quay_allocator **out_allocator
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "quay_allocator_open: out_allocator is NULL");
   }
   *out_allocator = NULL;
-  if (text == NULL) return quay_default_allocator_get(out_allocator);
+  if (text == NULL)
+    return quay_default_allocator_get(out_allocator);
   quay__spec *spec;
   QUAY_TRY(quay__spec_parse(text, classify, describe, NULL, &spec));
   const quay_status status = open_parts(spec, out_allocator);
@@ -173,7 +186,8 @@ quay_status quay_allocator_open(const char *text, quay_allocator **out_allocator
 
 static bool is_name(const char *name) {
   const size_t length = strlen(name);
-  if (length == 0 || length > NAME_MAX_LENGTH || name[0] < 'a' || name[0] > 'z') return false;
+  if (length == 0 || length > NAME_MAX_LENGTH || name[0] < 'a' || name[0] > 'z')
+    return false;
   return strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_-") == length;
 }
 
@@ -200,7 +214,8 @@ quay_status quay_backend_register(const quay_backend *backend) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "backend \"%s\": open is mandatory", name);
   }
   registration *const entry = quay__os_calloc(1, sizeof *entry);
-  if (entry == NULL) return quay__fail_out_of_memory(sizeof *entry, "a backend's registration");
+  if (entry == NULL)
+    return quay__fail_out_of_memory(sizeof *entry, "a backend's registration");
   entry->references = 1;
   entry->backend = *backend;
   memcpy(entry->name, name, strlen(name) + 1);
@@ -210,12 +225,14 @@ quay_status quay_backend_register(const quay_backend *backend) {
   quay__global_acquire(QUAY__LOCK_REGISTRY);
   registration **const link = find_link(name);
   const bool known = *link != NULL || find_layer(name) != NULL || find_built_in(name) != NULL;
-  if (!known) *link = entry;
+  if (!known)
+    *link = entry;
   quay__global_release(QUAY__LOCK_REGISTRY);
-  if (!known) return QUAY_OK;
+  if (!known)
+    return QUAY_OK;
   quay__os_free(entry);
-  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "there is a layer or backend named \"%s\" already",
-                    name);
+  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                    "there is a layer or backend named \"%s\" already", name);
 }
 
 quay_status quay_backend_unregister(const char *name) {
@@ -225,7 +242,8 @@ quay_status quay_backend_unregister(const char *name) {
   quay__global_acquire(QUAY__LOCK_REGISTRY);
   registration **const link = find_link(name);
   registration *const entry = *link;
-  if (entry != NULL) *link = entry->next;
+  if (entry != NULL)
+    *link = entry->next;
   quay__global_release(QUAY__LOCK_REGISTRY);
   if (entry == NULL) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "\"%s\" is %s", name,
@@ -246,8 +264,10 @@ static void free_info(quay_device_info *info) {
 }
 
 void quay_device_list_free(quay_device_list *list) {
-  if (list == NULL) return;
-  for (size_t i = 0; i < list->count; i++) free_info(&list->devices[i]);
+  if (list == NULL)
+    return;
+  for (size_t i = 0; i < list->count; i++)
+    free_info(&list->devices[i]);
   quay__os_free(list->devices);
   *list = (quay_device_list){.devices = NULL, .count = 0};
 }
@@ -260,7 +280,8 @@ static quay_status add_line(quay_device_list *list, const char *backend,
                             const quay_device_info *info) {
   const size_t size = (list->count + 1) * sizeof *list->devices;
   quay_device_info *const grown = quay__os_realloc(list->devices, size);
-  if (grown == NULL) return quay__fail_out_of_memory(size, "the list of devices");
+  if (grown == NULL)
+    return quay__fail_out_of_memory(size, "the list of devices");
   list->devices = grown;
   quay_device_info line = *info;
   line.backend = copy_of(backend, "");
@@ -289,7 +310,8 @@ static quay_status add_backend(quay_device_list *list, const quay_backend *backe
       line = (quay_device_info){.available = false, .reason = quay_last_error()->message};
       return add_line(list, backend->name, &line);
     }
-    if (!more) return QUAY_OK;
+    if (!more)
+      return QUAY_OK;
     QUAY_TRY(add_line(list, backend->name, &line));
   }
 }
@@ -299,10 +321,13 @@ static quay_status add_registered(quay_device_list *list) {
   for (size_t index = 0;; index++) {
     quay__global_acquire(QUAY__LOCK_REGISTRY);
     registration *entry = registered;
-    for (size_t i = 0; i < index && entry != NULL; i++) entry = entry->next;
-    if (entry != NULL) entry->references++;
+    for (size_t i = 0; i < index && entry != NULL; i++)
+      entry = entry->next;
+    if (entry != NULL)
+      entry->references++;
     quay__global_release(QUAY__LOCK_REGISTRY);
-    if (entry == NULL) return QUAY_OK;
+    if (entry == NULL)
+      return QUAY_OK;
     const quay_status status = add_backend(list, &entry->backend);
     release_registration(entry);
     QUAY_TRY(status);
@@ -320,8 +345,11 @@ quay_status quay_devices(quay_device_list *out_list) {
   for (size_t i = 0; i < BUILT_IN_COUNT && status == QUAY_OK; i++) {
     status = add_backend(out_list, built_in[i]);
   }
-  if (status == QUAY_OK) status = add_registered(out_list);
-  if (status == QUAY_OK) quay__error_restore(&saved);
-  if (status != QUAY_OK) quay_device_list_free(out_list);
+  if (status == QUAY_OK)
+    status = add_registered(out_list);
+  if (status == QUAY_OK)
+    quay__error_restore(&saved);
+  if (status != QUAY_OK)
+    quay_device_list_free(out_list);
   return status;
 }

@@ -46,9 +46,11 @@ static const char *end_string(parser *p, char *end) {
 }
 
 static bool is_key(const char *text) {
-  if (text[0] < 'a' || text[0] > 'z') return false;
+  if (text[0] < 'a' || text[0] > 'z')
+    return false;
   for (const char *c = text; *c != '\0'; c++) {
-    if ((*c < 'a' || *c > 'z') && (*c < '0' || *c > '9') && *c != '_') return false;
+    if ((*c < 'a' || *c > 'z') && (*c < '0' || *c > '9') && *c != '_')
+      return false;
   }
   return true;
 }
@@ -62,7 +64,8 @@ static quay_status parse_item(parser *p, bool in_layer, quay_spec_arg *out_item)
     if (c == '\\') {
       c = *++p->at;
       if (c == '\0' || strchr("\\,+=", c) == NULL) {
-        return fail_at(p, "a backslash must be followed by a backslash, comma, plus or equals sign");
+        return fail_at(p,
+                       "a backslash must be followed by a backslash, comma, plus or equals sign");
       }
     } else if (c == '=' && out_item->key == NULL) {
       *out = '\0';
@@ -75,8 +78,10 @@ static quay_status parse_item(parser *p, bool in_layer, quay_spec_arg *out_item)
     *out++ = c;
   }
   out_item->value = end_string(p, out);
-  if (out_item->value[0] != '\0') return QUAY_OK;
-  if (out_item->key == NULL) return fail_at(p, "an argument is empty");
+  if (out_item->value[0] != '\0')
+    return QUAY_OK;
+  if (out_item->key == NULL)
+    return fail_at(p, "an argument is empty");
   return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
                     "allocator spec \"%s\": %s= needs a value after the equals sign", p->text,
                     out_item->key);
@@ -99,12 +104,15 @@ static quay_status parse_part(parser *p, bool *out_is_backend) {
   *part = (quay_spec_args){
       .name = end_string(p, p->strings + length), .spec = p->text, .items = p->items};
   const quay__spec_name_kind kind = p->classify(p->user, part->name);
-  if (kind == QUAY__SPEC_UNKNOWN) return fail_name(p, part->name);
+  if (kind == QUAY__SPEC_UNKNOWN)
+    return fail_name(p, part->name);
   *out_is_backend = kind == QUAY__SPEC_BACKEND;
   p->at += length;
-  if (*p->at == ':') QUAY_TRY(parse_args(p, kind == QUAY__SPEC_LAYER, part));
+  if (*p->at == ':')
+    QUAY_TRY(parse_args(p, kind == QUAY__SPEC_LAYER, part));
   if (kind == QUAY__SPEC_BACKEND) {
-    if (*p->at == '\0') return QUAY_OK;
+    if (*p->at == '\0')
+      return QUAY_OK;
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
                       "allocator spec \"%s\": nothing can follow the backend \"%s\" but \":\" and "
                       "its arguments; layers stand to its left",
@@ -124,7 +132,8 @@ static quay_status parse_part(parser *p, bool *out_is_backend) {
 
 static size_t count_of(const char *text, char c) {
   size_t count = 0;
-  for (; *text != '\0'; text++) count += *text == c;
+  for (; *text != '\0'; text++)
+    count += *text == c;
   return count;
 }
 
@@ -139,7 +148,8 @@ quay_status quay__spec_parse(const char *text, quay__spec_classify classify,
   const size_t size = sizeof(quay__spec) + parts * sizeof(quay_spec_args) +
                       items * sizeof(quay_spec_arg) + 2 * (length + 2);
   quay__spec *const spec = quay__os_calloc(1, size);
-  if (spec == NULL) return quay__fail_out_of_memory(size, "an allocator spec");
+  if (spec == NULL)
+    return quay__fail_out_of_memory(size, "an allocator spec");
   spec->parts = (quay_spec_args *)(spec + 1);
   parser p = {
       .items = (quay_spec_arg *)(spec->parts + parts),
@@ -156,7 +166,8 @@ quay_status quay__spec_parse(const char *text, quay__spec_classify classify,
 
   bool is_backend = false;
   quay_status status = QUAY_OK;
-  while (status == QUAY_OK && !is_backend) status = parse_part(&p, &is_backend);
+  while (status == QUAY_OK && !is_backend)
+    status = parse_part(&p, &is_backend);
   if (status != QUAY_OK) {
     quay__spec_free(spec);
     return status;
@@ -165,7 +176,9 @@ quay_status quay__spec_parse(const char *text, quay__spec_classify classify,
   return QUAY_OK;
 }
 
-void quay__spec_free(quay__spec *spec) { quay__os_free(spec); }
+void quay__spec_free(quay__spec *spec) {
+  quay__os_free(spec);
+}
 
 /* The digits at the start of `text`; NULL if there are none or they overflow. */
 static const char *parse_digits(const char *text, uint64_t *out_value) {
@@ -207,9 +220,11 @@ bool quay__parse_bytes(const char *text, uint64_t *out_bytes) {
   };
   uint64_t value;
   const char *const unit = parse_digits(text, &value);
-  if (unit == NULL) return false;
+  if (unit == NULL)
+    return false;
   for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
-    if (strcmp(unit, units[i].unit) == 0) return quay__mul(value, units[i].factor, out_bytes);
+    if (strcmp(unit, units[i].unit) == 0)
+      return quay__mul(value, units[i].factor, out_bytes);
   }
   return false;
 }
@@ -218,8 +233,10 @@ bool quay__spec_append_escaped(char *text, size_t size, const char *value) {
   size_t used = strlen(text);
   for (; *value != '\0'; value++) {
     const bool escape = strchr("\\,=", *value) != NULL;
-    if (used + (escape ? 2 : 1) >= size) return false;
-    if (escape) text[used++] = '\\';
+    if (used + (escape ? 2 : 1) >= size)
+      return false;
+    if (escape)
+      text[used++] = '\\';
     text[used++] = *value;
   }
   text[used] = '\0';

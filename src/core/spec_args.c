@@ -6,7 +6,8 @@
 #include "core/spec.h"
 
 static bool same_key(const char *a, const char *b) {
-  if (a == NULL || b == NULL) return a == b;
+  if (a == NULL || b == NULL)
+    return a == b;
   return strcmp(a, b) == 0;
 }
 
@@ -18,7 +19,8 @@ static void list_keys(const quay_spec_key *keys, size_t count, char *out_text, s
     const int length = snprintf(out_text + used, size - used, "%s%s%s(%s)", used > 0 ? ", " : "",
                                 keys[i].key != NULL ? keys[i].key : "",
                                 keys[i].key != NULL ? "=" : "", keys[i].form);
-    if (length < 0) return;
+    if (length < 0)
+      return;
     used += (size_t)length;
   }
 }
@@ -37,14 +39,16 @@ quay_status quay_spec_check(const quay_spec_args *args, const quay_spec_key *key
   for (size_t i = 0; i < args->count; i++) {
     const quay_spec_arg *const item = &args->items[i];
     bool known = false;
-    for (size_t k = 0; k < count; k++) known = known || same_key(item->key, keys[k].key);
+    for (size_t k = 0; k < count; k++)
+      known = known || same_key(item->key, keys[k].key);
     if (!known) {
       return fail_item(args, item,
                        item->key != NULL ? "is no argument of it" : "has no place in it", keys,
                        count);
     }
     for (size_t j = 0; j < i; j++) {
-      if (!same_key(item->key, args->items[j].key)) continue;
+      if (!same_key(item->key, args->items[j].key))
+        continue;
       return fail_item(args, item, item->key != NULL ? "comes twice" : "is one argument too many",
                        keys, count);
     }
@@ -54,7 +58,8 @@ quay_status quay_spec_check(const quay_spec_args *args, const quay_spec_key *key
 
 const char *quay_spec_value(const quay_spec_args *args, const char *key) {
   for (size_t i = 0; i < args->count; i++) {
-    if (same_key(args->items[i].key, key)) return args->items[i].value;
+    if (same_key(args->items[i].key, key))
+      return args->items[i].value;
   }
   return NULL;
 }
@@ -69,7 +74,8 @@ static quay_status fail_value(const quay_spec_args *args, const char *key, const
 quay_status quay_spec_bytes(const quay_spec_args *args, const char *key, uint64_t *out) {
   const char *const value = quay_spec_value(args, key);
   uint64_t bytes;
-  if (value == NULL) return QUAY_OK;
+  if (value == NULL)
+    return QUAY_OK;
   if (!quay__parse_bytes(value, &bytes)) {
     return fail_value(args, key, value, "a size in bytes, such as 4096, 64KiB or 8GiB");
   }
@@ -80,7 +86,8 @@ quay_status quay_spec_bytes(const quay_spec_args *args, const char *key, uint64_
 quay_status quay_spec_unsigned(const quay_spec_args *args, const char *key, uint64_t *out) {
   const char *const value = quay_spec_value(args, key);
   uint64_t number;
-  if (value == NULL) return QUAY_OK;
+  if (value == NULL)
+    return QUAY_OK;
   if (!quay__parse_unsigned(value, &number)) {
     return fail_value(args, key, value, "a whole number of 0 or more");
   }
@@ -90,9 +97,11 @@ quay_status quay_spec_unsigned(const quay_spec_args *args, const char *key, uint
 
 quay_status quay_spec_switch(const quay_spec_args *args, const char *key, bool *out) {
   const char *const value = quay_spec_value(args, key);
-  if (value == NULL) return QUAY_OK;
+  if (value == NULL)
+    return QUAY_OK;
   const bool on = strcmp(value, "on") == 0;
-  if (!on && strcmp(value, "off") != 0) return fail_value(args, key, value, "on or off");
+  if (!on && strcmp(value, "off") != 0)
+    return fail_value(args, key, value, "on or off");
   *out = on;
   return QUAY_OK;
 }

@@ -8,12 +8,15 @@
 
 /* From this size on an allocation looks at all shards for the peak: against the system calls that
  * it makes, 32 loads are nothing. */
-enum { PEAK_SAMPLE_BYTES = 64 << 10 };
+enum {
+  PEAK_SAMPLE_BYTES = 64 << 10
+};
 
 quay_status quay__statistics_init(quay__statistics *statistics) {
   const size_t size = QUAY__SHARD_COUNT * sizeof(quay__stats_shard);
   statistics->shards = quay__os_aligned_alloc(_Alignof(quay__stats_shard), size);
-  if (statistics->shards == NULL) return quay__fail_out_of_memory(size, "an allocator's counters");
+  if (statistics->shards == NULL)
+    return quay__fail_out_of_memory(size, "an allocator's counters");
   memset(statistics->shards, 0, size);
   atomic_init(&statistics->peak_bytes, 0);
   atomic_init(&statistics->pending_bytes, 0);
@@ -47,9 +50,9 @@ static uint64_t sum_live(const quay__statistics *statistics) {
 static uint64_t raise_peak(quay__statistics *statistics) {
   const uint64_t now = sum_live(statistics);
   uint_fast64_t peak = atomic_load_explicit(&statistics->peak_bytes, memory_order_relaxed);
-  while (now > peak && !atomic_compare_exchange_weak_explicit(
-                           &statistics->peak_bytes, &peak, now, memory_order_relaxed,
-                           memory_order_relaxed)) {
+  while (now > peak &&
+         !atomic_compare_exchange_weak_explicit(&statistics->peak_bytes, &peak, now,
+                                                memory_order_relaxed, memory_order_relaxed)) {
   }
   return now;
 }
@@ -60,7 +63,8 @@ void quay__statistics_alloc(quay__statistics *statistics, uint64_t size) {
   quay__stats_shard *const shard = &statistics->shards[index];
   bump(&shard->live_bytes, size, shared);
   bump(&shard->alloc_count, 1, shared);
-  if (size >= PEAK_SAMPLE_BYTES) raise_peak(statistics);
+  if (size >= PEAK_SAMPLE_BYTES)
+    raise_peak(statistics);
 }
 
 void quay__statistics_free(quay__statistics *statistics, uint64_t size) {

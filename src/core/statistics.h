@@ -24,8 +24,6 @@ quay_status quay__statistics_init(quay__statistics *statistics);
 void quay__statistics_destroy(quay__statistics *statistics);
 void quay__statistics_alloc(quay__statistics *statistics, uint64_t size);
 void quay__statistics_free(quay__statistics *statistics, uint64_t size);
-/* Takes back a free that a layer refuses and that quay__free() counts all the same. */
-void quay__statistics_free_refused(quay__statistics *statistics, uint64_t size);
 void quay__statistics_failure(quay__statistics *statistics);
 void quay__statistics_error(quay__statistics *statistics);
 /* Fills in everything but reserved and largest free bytes. */

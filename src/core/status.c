@@ -12,12 +12,12 @@ static _Thread_local quay_error last_public;
 
 const char *quay_status_text(quay_status status) {
   switch (status) {
-    case QUAY_OK:
-      return "ok";
+  case QUAY_OK:
+    return "ok";
 #define CASE(name, value, text) \
   case QUAY_STATUS_##name:      \
     return text;
-      QUAY_STATUS_TABLE(CASE)
+    QUAY_STATUS_TABLE(CASE)
 #undef CASE
   }
   return "unknown status";
@@ -25,12 +25,12 @@ const char *quay_status_text(quay_status status) {
 
 const char *quay_status_name(quay_status status) {
   switch (status) {
-    case QUAY_OK:
-      return "QUAY_OK";
+  case QUAY_OK:
+    return "QUAY_OK";
 #define CASE(name, value, text) \
   case QUAY_STATUS_##name:      \
     return "QUAY_STATUS_" #name;
-      QUAY_STATUS_TABLE(CASE)
+    QUAY_STATUS_TABLE(CASE)
 #undef CASE
   }
   return "unknown status";
@@ -59,8 +59,10 @@ void quay_error_clear(void) {
  * Control characters count as none: a message is one line. (RFC 3629, section 4.) */
 static size_t character_length(const unsigned char *text, const unsigned char *end) {
   const unsigned char first = text[0];
-  if (first < 0x20 || first == 0x7f) return 0;
-  if (first < 0x80) return 1;
+  if (first < 0x20 || first == 0x7f)
+    return 0;
+  if (first < 0x80)
+    return 1;
   size_t length;
   unsigned char low = 0x80;
   unsigned char high = 0xbf;
@@ -68,18 +70,24 @@ static size_t character_length(const unsigned char *text, const unsigned char *e
     length = 2;
   } else if (first >= 0xe0 && first <= 0xef) {
     length = 3;
-    if (first == 0xe0) low = 0xa0;
-    if (first == 0xed) high = 0x9f;
+    if (first == 0xe0)
+      low = 0xa0;
+    if (first == 0xed)
+      high = 0x9f;
   } else if (first >= 0xf0 && first <= 0xf4) {
     length = 4;
-    if (first == 0xf0) low = 0x90;
-    if (first == 0xf4) high = 0x8f;
+    if (first == 0xf0)
+      low = 0x90;
+    if (first == 0xf4)
+      high = 0x8f;
   } else {
     return 0;
   }
-  if ((size_t)(end - text) < length || text[1] < low || text[1] > high) return 0;
+  if ((size_t)(end - text) < length || text[1] < low || text[1] > high)
+    return 0;
   for (size_t i = 2; i < length; i++) {
-    if (text[i] < 0x80 || text[i] > 0xbf) return 0;
+    if (text[i] < 0x80 || text[i] > 0xbf)
+      return 0;
   }
   return length;
 }
@@ -92,27 +100,37 @@ static void clean(char *text, size_t size, bool cut) {
   unsigned char *last_fit = at; /* the end of the last character that leaves room for "..." */
   while (at < end) {
     const size_t length = character_length(at, end);
-    if (length == 0 && cut && end - at < 4 && *at >= 0xc2) break; /* a character cut in two */
-    if (length == 0) *at = '?';
+    if (length == 0 && cut && end - at < 4 && *at >= 0xc2)
+      break; /* a character cut in two */
+    if (length == 0)
+      *at = '?';
     at += length == 0 ? 1 : length;
-    if ((size_t)(at - (unsigned char *)text) + 4 <= size) last_fit = at;
+    if ((size_t)(at - (unsigned char *)text) + 4 <= size)
+      last_fit = at;
   }
-  if (cut) memcpy(last_fit, "...", 4);
+  if (cut)
+    memcpy(last_fit, "...", 4);
 }
 
 static void copy_text(char *out, size_t size, const char *text) {
-  if (text == NULL) text = "";
-  if (text == out) return;
+  if (text == NULL)
+    text = "";
+  if (text == out)
+    return;
   const size_t length = strnlen(text, size - 1);
   memmove(out, text, length);
   out[length] = '\0';
 }
 
+static void set_message(const char *format, va_list arguments)
+    __attribute__((format(printf, 1, 0)));
+
 static void set_message(const char *format, va_list arguments) {
   /* Formatted aside: the arguments may be the old message. */
   char text[QUAY_ERROR_MESSAGE_SIZE];
   const int length = vsnprintf(text, sizeof text, format, arguments);
-  if (length < 0) copy_text(text, sizeof text, format);
+  if (length < 0)
+    copy_text(text, sizeof text, format);
   clean(text, sizeof text, length >= (int)sizeof text);
   memcpy(last.message, text, strlen(text) + 1);
 }
@@ -148,7 +166,8 @@ quay_status quay__fail_errno(quay_status status, const char *backend, int error_
   va_start(arguments, format);
   const int length = vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  if (length < 0) copy_text(text, sizeof text, format);
+  if (length < 0)
+    copy_text(text, sizeof text, format);
   char reason[128];
   const char *name = quay__errno_name(error_number);
   return quay_error_set(status, backend, error_number, name, "%s: %s (%s)", text,
@@ -166,11 +185,16 @@ quay_status quay__error_append(const char *format, ...) {
   va_start(arguments, format);
   const int length = vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  if (length < 0) return last.status;
+  if (length < 0)
+    return last.status;
   return quay_error_set(last.status, last.backend, last.native_code, last.native_name, "%s%s",
                         last.message, text);
 }
 
-void quay__error_save(quay__error_state *out_state) { *out_state = last; }
+void quay__error_save(quay__error_state *out_state) {
+  *out_state = last;
+}
 
-void quay__error_restore(const quay__error_state *state) { last = *state; }
+void quay__error_restore(const quay__error_state *state) {
+  last = *state;
+}

@@ -27,7 +27,9 @@ static void give_back(void *shard_plus_one) {
   quay__global_release(QUAY__LOCK_THREADS);
 }
 
-static void make_key(void) { key_made = pthread_key_create(&key, give_back) == 0; }
+static void make_key(void) {
+  key_made = pthread_key_create(&key, give_back) == 0;
+}
 
 uint32_t quay__thread_shard_slow(void) {
   pthread_once(&key_once, make_key);
@@ -55,7 +57,9 @@ void quay__thread_after_fork_in_child(void) {
 
 uint64_t quay__next_id(void) {
   /* Each thread takes a block of numbers at a time. */
-  enum { BLOCK = 4096 };
+  enum {
+    BLOCK = 4096
+  };
   static atomic_uint_fast64_t next_block = 1;
   static _Thread_local uint64_t next;
   static _Thread_local uint64_t left;

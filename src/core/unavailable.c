@@ -15,7 +15,8 @@ quay_status quay__unavailable_info(void *user, size_t index, quay_device_info *o
                                    bool *out_more) {
   const quay__unavailable *const self = user;
   *out_more = index == 0;
-  if (index != 0) return QUAY_OK;
+  if (index != 0)
+    return QUAY_OK;
   *out_info = (quay_device_info){
       .spec = self->name,
       .name = "",

@@ -1,4 +1,5 @@
-/* The rules of the tables that backends fill in, and what stands in for functions they leave out. */
+/* The rules of the tables that backends fill in, and what stands in for functions they leave out.
+ */
 #include "core/vtable.h"
 
 #include <string.h>
@@ -19,8 +20,12 @@ typedef struct group {
   unsigned present, total;
 } group;
 
-static bool whole(group g) { return g.present == g.total; }
-static bool partial(group g) { return g.present != 0 && g.present != g.total; }
+static bool whole(group g) {
+  return g.present == g.total;
+}
+static bool partial(group g) {
+  return g.present != 0 && g.present != g.total;
+}
 
 static group stream_group(const quay_device_vtable *vtable) {
   group g = {.present = 0, .total = 9};
@@ -48,7 +53,8 @@ quay_status quay__device_vtable_check(const quay_device_desc *desc, bool *out_ha
     return fail_rule(what, desc->name, "it needs the name of its backend");
   }
   const quay_device_vtable *const vtable = desc->vtable;
-  if (vtable == NULL) return fail_rule(what, desc->name, "its vtable is NULL");
+  if (vtable == NULL)
+    return fail_rule(what, desc->name, "its vtable is NULL");
   if (vtable->version != QUAY_DEVICE_VTABLE_VERSION) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
                       "device \"%s\": its vtable has version %u, this library takes version %u",
@@ -59,7 +65,8 @@ quay_status quay__device_vtable_check(const quay_device_desc *desc, bool *out_ha
                       "device \"%s\": its vtable's struct_size is %u, version %u has %zu bytes",
                       desc->name, vtable->struct_size, vtable->version, sizeof *vtable);
   }
-  if (vtable->destroy == NULL) return fail_rule(what, desc->name, "destroy is mandatory");
+  if (vtable->destroy == NULL)
+    return fail_rule(what, desc->name, "destroy is mandatory");
   const group streams = stream_group(vtable);
   if (partial(streams)) {
     return fail_rule(what, desc->name,
@@ -72,11 +79,16 @@ quay_status quay__device_vtable_check(const quay_device_desc *desc, bool *out_ha
 }
 
 static const char *missing_function(const quay_allocator_vtable *vtable) {
-  if (vtable->destroy == NULL) return "destroy is mandatory";
-  if (vtable->alloc == NULL) return "alloc is mandatory";
-  if (vtable->free == NULL) return "free is mandatory";
-  if (vtable->copy_in == NULL) return "copy_in is mandatory";
-  if (vtable->copy_out == NULL) return "copy_out is mandatory";
+  if (vtable->destroy == NULL)
+    return "destroy is mandatory";
+  if (vtable->alloc == NULL)
+    return "alloc is mandatory";
+  if (vtable->free == NULL)
+    return "free is mandatory";
+  if (vtable->copy_in == NULL)
+    return "copy_in is mandatory";
+  if (vtable->copy_out == NULL)
+    return "copy_out is mandatory";
   if ((vtable->can_copy_across == NULL) != (vtable->copy_across == NULL)) {
     return "can_copy_across and copy_across must both be there, or neither";
   }
@@ -87,7 +99,8 @@ static const char *wrong_property(const quay_allocator_desc *desc) {
   const uint32_t known = QUAY_ALLOCATOR_HOST_ACCESSIBLE | QUAY_ALLOCATOR_ORDERED_FREE |
                          QUAY_ALLOCATOR_PLAIN_HOST_MEMORY;
   const bool accessible = (desc->flags & QUAY_ALLOCATOR_HOST_ACCESSIBLE) != 0;
-  if ((desc->flags & ~known) != 0) return "flags has bits that are none of quay_allocator_flags";
+  if ((desc->flags & ~known) != 0)
+    return "flags has bits that are none of quay_allocator_flags";
   if (desc->kind < QUAY_MEMORY_PAGEABLE || desc->kind > QUAY_MEMORY_DEVICE) {
     return "kind is none of quay_memory_kind";
   }
@@ -118,8 +131,10 @@ quay_status quay__allocator_vtable_check(const quay_allocator_desc *desc, bool d
                       desc->name, vtable->struct_size, vtable->version, sizeof *vtable);
   }
   const char *rule = missing_function(vtable);
-  if (rule == NULL) rule = wrong_property(desc);
-  if (rule != NULL) return fail_rule(what, desc->name, rule);
+  if (rule == NULL)
+    rule = wrong_property(desc);
+  if (rule != NULL)
+    return fail_rule(what, desc->name, rule);
 
   group async = {.present = 0, .total = 4};
   async.present += vtable->copy_in_async != NULL;
@@ -165,8 +180,10 @@ static quay_status already_done(quay_device *device) {
 }
 
 void quay__device_vtable_fill(quay_device_vtable *vtable) {
-  if (vtable->memory_info == NULL) vtable->memory_info = no_memory_info;
-  if (vtable->synchronize == NULL) vtable->synchronize = already_done;
+  if (vtable->memory_info == NULL)
+    vtable->memory_info = no_memory_info;
+  if (vtable->synchronize == NULL)
+    vtable->synchronize = already_done;
 }
 
 /* Defaults of an allocator. */
@@ -198,12 +215,13 @@ static quay_status host_address(quay_allocator *allocator, const quay_raw_buffer
 
 /* Chunks of the default copy_within and fill: on the stack of the caller, which may be a thread of
  * little stack. */
-enum { DEFAULT_CHUNK = 16 << 10 };
+enum {
+  DEFAULT_CHUNK = 16 << 10
+};
 
 static quay_status copy_within_in_chunks(quay_allocator *allocator, quay_raw_buffer *destination,
-                                         uint64_t destination_offset,
-                                         const quay_raw_buffer *source, uint64_t source_offset,
-                                         uint64_t size) {
+                                         uint64_t destination_offset, const quay_raw_buffer *source,
+                                         uint64_t source_offset, uint64_t size) {
   unsigned char chunk[DEFAULT_CHUNK];
   /* From the end where the destination lies above the source: what is overwritten has been read. */
   const bool backward = destination_offset > source_offset;
@@ -211,16 +229,15 @@ static quay_status copy_within_in_chunks(quay_allocator *allocator, quay_raw_buf
     const uint64_t part = quay__min(size - done, sizeof chunk);
     const uint64_t at = backward ? size - done - part : done;
     QUAY_TRY(allocator->vtable.copy_out(allocator, source, source_offset + at, chunk, part));
-    QUAY_TRY(allocator->vtable.copy_in(allocator, destination, destination_offset + at, chunk,
-                                       part));
+    QUAY_TRY(
+        allocator->vtable.copy_in(allocator, destination, destination_offset + at, chunk, part));
     done += part;
   }
   return QUAY_OK;
 }
 
 static bool never_across(quay_allocator *allocator, const quay_raw_buffer *destination,
-                         const quay_raw_buffer *source, uint64_t size,
-                         quay_across_info *out_info) {
+                         const quay_raw_buffer *source, uint64_t size, quay_across_info *out_info) {
   (void)allocator;
   (void)destination;
   (void)source;
@@ -254,7 +271,8 @@ static quay_status fill_in_chunks(quay_allocator *allocator, quay_raw_buffer *ra
                                   uint64_t size, const void *pattern, size_t pattern_size) {
   unsigned char chunk[DEFAULT_CHUNK]; /* a whole number of every size of pattern */
   const uint64_t filled = quay__min(size, sizeof chunk);
-  for (uint64_t at = 0; at < filled; at += pattern_size) memcpy(chunk + at, pattern, pattern_size);
+  for (uint64_t at = 0; at < filled; at += pattern_size)
+    memcpy(chunk + at, pattern, pattern_size);
   for (uint64_t done = 0; done < size;) {
     const uint64_t part = quay__min(size - done, filled);
     QUAY_TRY(allocator->vtable.copy_in(allocator, raw, offset + done, chunk, part));
@@ -306,7 +324,8 @@ static quay_status never_adopted(quay_allocator *allocator, const quay_host_memo
 
 void quay__allocator_vtable_fill(quay_allocator_vtable *vtable) {
 #define DEFAULT(function, fallback) \
-  if (vtable->function == NULL) vtable->function = (fallback)
+  if (vtable->function == NULL)     \
+  vtable->function = (fallback)
   DEFAULT(host_pointer, no_host_pointer);
   DEFAULT(address, host_address);
   DEFAULT(copy_within, copy_within_in_chunks);

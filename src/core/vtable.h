@@ -1,4 +1,5 @@
-/* The rules of the tables that backends fill in, and what stands in for functions they leave out. */
+/* The rules of the tables that backends fill in, and what stands in for functions they leave out.
+ */
 #ifndef QUAY_CORE_VTABLE_H
 #define QUAY_CORE_VTABLE_H
 

@@ -13,7 +13,8 @@ typedef quay_status (*quay__task)(void *context, uint64_t index);
 /* Runs task(context, 0 .. count-1) on at most `threads` threads, the caller's among them, and
  * returns when all are done. After the first failure no new index is started; its error becomes the
  * calling thread's. Called from inside a task it runs everything in the calling thread. If no
- * thread can be started the caller does all the work. Success leaves the thread's error as it was. */
+ * thread can be started the caller does all the work. Success leaves the thread's error as it was.
+ */
 quay_status quay__workers_run(uint32_t threads, uint64_t count, quay__task task, void *context);
 
 /* Joins all workers. They start again at need. */
