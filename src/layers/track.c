@@ -341,17 +341,6 @@ static bool owned_through(const quay_raw_buffer *raw, const quay_allocator *laye
   return owner != NULL;
 }
 
-/* quay__free() of this layer and of those around it count the free in any case. */
-static void take_back_free(quay_allocator *allocator, const quay_raw_buffer *raw) {
-  if (owned_through(raw, allocator)) {
-    for (quay_allocator *outer = raw->owner; outer != allocator; outer = outer->inner) {
-      quay__statistics_free_refused(&outer->statistics, raw->size);
-    }
-  }
-  quay__statistics_free_refused(&allocator->statistics, raw->size);
-  quay__statistics_error(&allocator->statistics);
-}
-
 static void track_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                        size_t count) {
   quay__track_entry *entry = NULL;
@@ -364,7 +353,7 @@ static void track_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_eve
   char text[2 * QUAY__TRACK_TEXT_SIZE];
   describe_finding(&finding, text);
   quay_log(QUAY_LOG_ERROR, "track layer: refused to free a %s", text);
-  take_back_free(allocator, raw);
+  raw->flags |= QUAY__RAW_REFUSED;
 }
 
 /* Checking. */

@@ -5,7 +5,6 @@
 
 #include "core/error.h"
 #include "core/os.h"
-#include "core/thread.h"
 #include "layers/track_impl.h"
 
 /* Texts. */
@@ -85,11 +84,6 @@ void quay__track_report_leaks(quay_allocator *allocator) {
 }
 
 /* The public functions. */
-
-void quay_track_place(const char *file, int line) {
-  quay__place.file = file;
-  quay__place.line = file != NULL ? line : 0;
-}
 
 static quay_status find_track(quay_allocator *allocator, const char *function,
                               quay__track_layer **out_layer) {
