@@ -31,24 +31,23 @@
 
 /* Chunks that threads take: a few for each thread, so that a late one costs little, but not so many
  * that taking them shows. Multiples of a page. */
-#define CHUNK_MIN (512u << 10)
-#define CHUNK_MAX (4u << 20)
+#define CHUNK_MIN         (512u << 10)
+#define CHUNK_MAX         (4u << 20)
 #define CHUNKS_PER_THREAD 4u
 
 /* Streaming writes four pages side by side: one page after the other is up to a third slower on
  * machine A (17.4 against 23.6 GB/s, 256 MiB, two threads), since the memory's prefetchers follow
  * several streams and stop at the end of each page. */
-#define STREAM_PAGE 4096u
+#define STREAM_PAGE  4096u
 #define STREAM_PAGES 4u
 #define STREAM_BLOCK ((uint64_t)STREAM_PAGE * STREAM_PAGES)
-#define LINE 64u
+#define LINE         64u
 
 #if defined(__x86_64__)
 
 /* Copy whole blocks to a destination that is aligned to a cache line. */
-__attribute__((target("avx2"))) static void stream_blocks_avx2(char *destination,
-                                                               const char *source,
-                                                               uint64_t blocks) {
+__attribute__((target("avx2"))) static void
+stream_blocks_avx2(char *destination, const char *source, uint64_t blocks) {
   for (; blocks != 0; blocks--, destination += STREAM_BLOCK, source += STREAM_BLOCK) {
     for (uint32_t line = 0; line < STREAM_PAGE; line += LINE) {
       for (uint32_t page = 0; page < STREAM_PAGES; page++) {
@@ -106,10 +105,12 @@ static void stream_copy(char *destination, const char *source, uint64_t size) {
 /* The process's number of threads where the caller has no wish. A bad $QUAY_COPY_THREADS is
  * reported by the calls that can return it; here it means one thread. */
 static uint32_t resolve_threads(uint32_t threads) {
-  if (threads != 0) return threads;
+  if (threads != 0)
+    return threads;
   quay__error_state before;
   quay__error_save(&before);
-  if (quay__environment_copy_threads(&threads) == QUAY_OK) return threads;
+  if (quay__environment_copy_threads(&threads) == QUAY_OK)
+    return threads;
   quay__error_restore(&before);
   return 1;
 }
@@ -118,9 +119,11 @@ void quay__host_copy_plan(uint64_t size, uint32_t threads, uint32_t *out_threads
                           uint64_t *out_chunk) {
   *out_threads = 1;
   *out_chunk = size;
-  if (size <= QUAY__HOST_COPY_SMALL) return;
+  if (size <= QUAY__HOST_COPY_SMALL)
+    return;
   threads = resolve_threads(threads);
-  if (threads == 1) return;
+  if (threads == 1)
+    return;
   const uint64_t share = size / threads / CHUNKS_PER_THREAD;
   const uint64_t chunk = quay__min(quay__max(share, CHUNK_MIN), CHUNK_MAX);
   *out_chunk = quay__align_down(chunk, STREAM_PAGE);
@@ -148,7 +151,8 @@ static void split_range(const struct split *split, uint64_t index, uint64_t *out
 }
 
 static uint64_t split_count(const struct split *split) {
-  if (split->size <= split->lead + split->chunk) return 1;
+  if (split->size <= split->lead + split->chunk)
+    return 1;
   return (split->size - split->lead - 1) / split->chunk + 1;
 }
 
@@ -173,7 +177,8 @@ static void run_split(const struct split *split, uint32_t threads, quay__task ta
 
 void quay__host_copy(void *destination, const void *source, uint64_t size, uint32_t threads) {
   if (size <= QUAY__HOST_COPY_SMALL) {
-    if (size != 0) memcpy(destination, source, size);
+    if (size != 0)
+      memcpy(destination, source, size);
     return;
   }
   struct split split = {
@@ -239,7 +244,8 @@ static void fill_by_doubling(char *destination, uint64_t size, const void *patte
 }
 
 void quay__host_fill(void *destination, uint64_t size, const void *pattern, size_t pattern_size) {
-  if (size == 0) return;
+  if (size == 0)
+    return;
   const unsigned char *bytes = pattern;
   if (is_one_byte(bytes, pattern_size)) {
     struct split split = {.destination = destination, .size = size, .byte = bytes[0]};
@@ -248,7 +254,8 @@ void quay__host_fill(void *destination, uint64_t size, const void *pattern, size
   }
   const uint64_t first = quay__min(size, FILL_BLOCK);
   fill_by_doubling(destination, first, pattern, pattern_size);
-  if (first == size) return;
+  if (first == size)
+    return;
   struct split split = {
       .destination = (char *)destination + first,
       .source = destination, /* its first block, which no chunk writes to */

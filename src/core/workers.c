@@ -1,6 +1,6 @@
 /* The process's worker threads and the jobs that they share with their callers.
- * A job is a range of indices: its caller and its helpers take one after another until none is left.
- * Knows nothing of copies. */
+ * A job is a range of indices: its caller and its helpers take one after another until none is
+ * left. Knows nothing of copies. */
 #include "core/workers.h"
 
 #include <pthread.h>
@@ -43,15 +43,17 @@ static struct {
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER;    /* a job came, or `stopping` was set */
 static pthread_cond_t stopped = PTHREAD_COND_INITIALIZER; /* `stopping` was cleared */
 
-/* Counts the jobs that came: a worker that sees it change looks whether another job needs it more. */
+/* Counts the jobs that came: a worker that sees it change looks whether another job needs it more.
+ */
 static atomic_uint jobs_seen;
 
-static _Thread_local struct job *own_job;  /* the job that this thread is the caller of */
-static _Thread_local bool in_task;  /* this thread runs a task: nested calls run inline */
+static _Thread_local struct job *own_job; /* the job that this thread is the caller of */
+static _Thread_local bool in_task;        /* this thread runs a task: nested calls run inline */
 static _Thread_local bool is_worker;
 
 static void fail_job(struct job *job, quay_status status) {
-  if (atomic_exchange_explicit(&job->failed, true, memory_order_acq_rel)) return;
+  if (atomic_exchange_explicit(&job->failed, true, memory_order_acq_rel))
+    return;
   quay__error_save(&job->error);
   job->error.status = status;
 }
@@ -60,11 +62,14 @@ static void fail_job(struct job *job, quay_status status) {
 static void take_part(struct job *job, unsigned seen) {
   in_task = true;
   while (!atomic_load_explicit(&job->failed, memory_order_relaxed)) {
-    if (is_worker && atomic_load_explicit(&jobs_seen, memory_order_relaxed) != seen) break;
+    if (is_worker && atomic_load_explicit(&jobs_seen, memory_order_relaxed) != seen)
+      break;
     const uint64_t index = atomic_fetch_add_explicit(&job->next_index, 1, memory_order_relaxed);
-    if (index >= job->count) break;
+    if (index >= job->count)
+      break;
     const quay_status status = job->task(job->context, index);
-    if (status != QUAY_OK) fail_job(job, status);
+    if (status != QUAY_OK)
+      fail_job(job, status);
   }
   in_task = false;
 }
@@ -79,8 +84,10 @@ static bool wants_helpers(struct job *job) {
 static struct job *neediest_job(void) {
   struct job *best = NULL;
   for (struct job *candidate = workers.jobs; candidate != NULL; candidate = candidate->next) {
-    if (!wants_helpers(candidate)) continue;
-    if (best == NULL || candidate->helpers < best->helpers) best = candidate;
+    if (!wants_helpers(candidate))
+      continue;
+    if (best == NULL || candidate->helpers < best->helpers)
+      best = candidate;
   }
   return best;
 }
@@ -103,7 +110,8 @@ static void *worker_main(void *unused) {
     quay__global_release(QUAY__LOCK_WORKERS);
     take_part(job, seen);
     quay__global_acquire(QUAY__LOCK_WORKERS);
-    if (--job->helpers == 0) pthread_cond_signal(&job->finished);
+    if (--job->helpers == 0)
+      pthread_cond_signal(&job->finished);
   }
   quay__global_release(QUAY__LOCK_WORKERS);
   return NULL;
@@ -112,14 +120,17 @@ static void *worker_main(void *unused) {
 /* Starts threads until there are `wanted`, with the lock held. All signals are blocked in them: the
  * program's handlers run in the program's threads. Returns an errno. */
 static int start_threads(uint32_t wanted) {
-  if (workers.count >= wanted) return 0;
+  if (workers.count >= wanted)
+    return 0;
   sigset_t all, before;
   sigfillset(&all);
   int error = pthread_sigmask(SIG_SETMASK, &all, &before);
-  if (error != 0) return error;
+  if (error != 0)
+    return error;
   while (error == 0 && workers.count < wanted) {
     error = pthread_create(&workers.threads[workers.count], NULL, worker_main, NULL);
-    if (error == 0) workers.count++;
+    if (error == 0)
+      workers.count++;
   }
   const int restored = pthread_sigmask(SIG_SETMASK, &before, NULL);
   return error != 0 ? error : restored;
@@ -127,7 +138,8 @@ static int start_threads(uint32_t wanted) {
 
 static void wake_helpers(const struct job *job) {
   const uint64_t sleeping = quay__min(workers.idle, job->max_helpers);
-  for (uint64_t i = 0; i < sleeping; i++) pthread_cond_signal(&work);
+  for (uint64_t i = 0; i < sleeping; i++)
+    pthread_cond_signal(&work);
 }
 
 /* Makes the job known and calls for helpers. What can't be started is not missed: the caller does
@@ -136,9 +148,11 @@ static void publish_job(struct job *job) {
   quay__lifecycle_begin();
   int error = 0;
   quay__global_acquire(QUAY__LOCK_WORKERS);
-  if (!workers.stopping) error = start_threads(job->max_helpers);
+  if (!workers.stopping)
+    error = start_threads(job->max_helpers);
   const bool tell = error != 0 && !workers.told_of_failure;
-  if (tell) workers.told_of_failure = true;
+  if (tell)
+    workers.told_of_failure = true;
   job->next = workers.jobs;
   workers.jobs = job;
   atomic_fetch_add_explicit(&jobs_seen, 1, memory_order_relaxed);
@@ -154,19 +168,24 @@ static void retract_job(struct job *job) {
   quay__global_acquire(QUAY__LOCK_WORKERS);
   /* The list is another one in a child that was forked from inside a task. */
   struct job **link = &workers.jobs;
-  while (*link != NULL && *link != job) link = &(*link)->next;
-  if (*link != NULL) *link = job->next;
-  while (job->helpers != 0) quay__global_wait(QUAY__LOCK_WORKERS, &job->finished);
+  while (*link != NULL && *link != job)
+    link = &(*link)->next;
+  if (*link != NULL)
+    *link = job->next;
+  while (job->helpers != 0)
+    quay__global_wait(QUAY__LOCK_WORKERS, &job->finished);
   quay__global_release(QUAY__LOCK_WORKERS);
 }
 
 static quay_status run_inline(uint64_t count, quay__task task, void *context) {
-  for (uint64_t index = 0; index < count; index++) QUAY_TRY(task(context, index));
+  for (uint64_t index = 0; index < count; index++)
+    QUAY_TRY(task(context, index));
   return QUAY_OK;
 }
 
 quay_status quay__workers_run(uint32_t threads, uint64_t count, quay__task task, void *context) {
-  if (threads <= 1 || count <= 1 || in_task) return run_inline(count, task, context);
+  if (threads <= 1 || count <= 1 || in_task)
+    return run_inline(count, task, context);
 
   struct job job;
   job.task = task;
@@ -176,7 +195,8 @@ quay_status quay__workers_run(uint32_t threads, uint64_t count, quay__task task,
   atomic_init(&job.failed, false);
   job.max_helpers = (uint32_t)quay__min(quay__min(threads, count) - 1, MAX_WORKERS);
   job.helpers = 0;
-  if (pthread_cond_init(&job.finished, NULL) != 0) return run_inline(count, task, context);
+  if (pthread_cond_init(&job.finished, NULL) != 0)
+    return run_inline(count, task, context);
 
   own_job = &job;
   publish_job(&job);
@@ -185,7 +205,8 @@ quay_status quay__workers_run(uint32_t threads, uint64_t count, quay__task task,
   own_job = NULL;
   pthread_cond_destroy(&job.finished);
 
-  if (!atomic_load_explicit(&job.failed, memory_order_acquire)) return QUAY_OK;
+  if (!atomic_load_explicit(&job.failed, memory_order_acquire))
+    return QUAY_OK;
   quay__error_restore(&job.error);
   return job.error.status;
 }
@@ -208,7 +229,8 @@ void quay__workers_stop(void) {
   quay__global_acquire(QUAY__LOCK_WORKERS);
   if (workers.stopping) {
     /* Somebody else is at it. A worker must not wait for whoever joins it. */
-    while (!is_worker && workers.stopping) quay__global_wait(QUAY__LOCK_WORKERS, &stopped);
+    while (!is_worker && workers.stopping)
+      quay__global_wait(QUAY__LOCK_WORKERS, &stopped);
     quay__global_release(QUAY__LOCK_WORKERS);
     return;
   }
