@@ -223,7 +223,7 @@ static void check_fill(size_t patterns, const unsigned char *pattern, size_t pat
   quay__host_fill(destination, size, pattern, pattern_size);
   for (size_t i = 0; i < size; i++) {
     if (destination[i] != pattern[i % pattern_size])
-      cr_fatal("byte %zu of %zu is wrong, pattern of %zu", i, size, pattern_size);
+      cr_assert_fail("byte %zu of %zu is wrong, pattern of %zu", i, size, pattern_size);
   }
   check_guards(block, GUARD - 7, size, size + 2 * GUARD);
   free(block);

@@ -227,15 +227,17 @@ Test(workers, a_call_from_inside_a_task_runs_in_its_own_thread) {
   cr_assert_eq(atomic_load(&ran), 200u);
 }
 
+/* A thread's function: returns NULL, or what was wrong. */
 static void *run_many_jobs(void *unused) {
+  static char failed[] = "a run failed", lost[] = "an index did not run once";
   (void)unused;
   for (int round = 0; round < 200; round++) {
     atomic_uint seen[64] = {0};
     if (quay__workers_run(4, 64, mark, seen) != QUAY_OK)
-      return "a run failed";
+      return failed;
     for (int i = 0; i < 64; i++) {
       if (atomic_load(&seen[i]) != 1)
-        return "an index did not run once";
+        return lost;
     }
   }
   return NULL;
@@ -266,7 +268,8 @@ static quay_status work_until_told(void *context, uint64_t index) {
 }
 
 static void *run_long_job(void *context) {
-  return quay__workers_run(3, 20000, work_until_told, context) == QUAY_OK ? NULL : "failed";
+  static char failed[] = "the long job failed";
+  return quay__workers_run(3, 20000, work_until_told, context) == QUAY_OK ? NULL : failed;
 }
 
 Test(workers, a_second_job_gets_a_share_of_the_workers_while_a_long_one_runs) {
