@@ -297,8 +297,8 @@ static quay_status parse_offsets(const parser *p, const char *name, const json_t
 
 static quay_status parse_tensor(parser *p, const char *name, json_t *object) {
   quay_safetensors_tensor tensor = {.name = NULL};
-  entry parts;
-  uint64_t begin, end, size;
+  entry parts = {.dtype = NULL};
+  uint64_t begin = 0, end = 0, size = 0;
   QUAY_TRY(split_entry(p, name, object, &parts));
   QUAY_TRY(parse_dtype(p, name, parts.dtype, &tensor));
   QUAY_TRY(parse_shape(p, name, parts.shape, &tensor));

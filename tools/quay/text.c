@@ -1,0 +1,124 @@
+/* Text for people. Knows nothing of what it writes about. */
+#include "text.h"
+
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <wchar.h>
+
+/* Decodes the UTF-8 character at `text`; its size in bytes, or 0 if there is none. */
+static size_t decode(const unsigned char *text, uint32_t *out_code) {
+  if (text[0] < 0x80) {
+    *out_code = text[0];
+    return 1;
+  }
+  static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
+  const size_t size = text[0] >= 0xF0 ? 4 : text[0] >= 0xE0 ? 3 : 2;
+  if (text[0] < 0xC2 || text[0] > 0xF4)
+    return 0;
+  uint32_t code = text[0] & (0xFFu >> (size + 1));
+  for (size_t i = 1; i < size; ++i) {
+    if ((text[i] & 0xC0) != 0x80)
+      return 0;
+    code = code << 6 | (text[i] & 0x3Fu);
+  }
+  const bool surrogate = code >= 0xD800 && code <= 0xDFFF;
+  if (code < least[size] || code > 0x10FFFF || surrogate)
+    return 0;
+  *out_code = code;
+  return size;
+}
+
+/* Control characters, and what turns the direction or the line of the text around it. */
+static bool is_unsafe(uint32_t code) {
+  return code < 0x20 || (code >= 0x7F && code < 0xA0) || code == 0x200E || code == 0x200F ||
+         (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069) || code == 0xFEFF;
+}
+
+/* The longest of them is \u{10ffff}. */
+#define ESCAPE_MAX 12
+
+static size_t escape(uint32_t code, char *out) {
+  int size = 0;
+  if (code == '\n') {
+    size = snprintf(out, ESCAPE_MAX, "\\n");
+  } else if (code == '\t') {
+    size = snprintf(out, ESCAPE_MAX, "\\t");
+  } else if (code < 0x80) {
+    size = snprintf(out, ESCAPE_MAX, "\\x%02" PRIx32, code);
+  } else {
+    size = snprintf(out, ESCAPE_MAX, "\\u{%" PRIx32 "}", code);
+  }
+  return (size_t)size;
+}
+
+char *text_printable(const char *text) {
+  const unsigned char *next = (const unsigned char *)text;
+  char *out = malloc(strlen(text) * ESCAPE_MAX + 1);
+  if (out == NULL)
+    return NULL;
+  size_t used = 0;
+  while (*next != '\0') {
+    uint32_t code = 0;
+    const size_t size = decode(next, &code);
+    if (size == 0) {
+      used += (size_t)snprintf(out + used, ESCAPE_MAX, "\\x%02x", *next);
+      ++next;
+      continue;
+    }
+    if (is_unsafe(code)) {
+      used += escape(code, out + used);
+    } else {
+      memcpy(out + used, next, size);
+      used += size;
+    }
+    next += size;
+  }
+  out[used] = '\0';
+  char *fitted = realloc(out, used + 1);
+  return fitted != NULL ? fitted : out;
+}
+
+size_t text_width(const char *text) {
+  size_t width = 0;
+  const unsigned char *next = (const unsigned char *)text;
+  while (*next != '\0') {
+    uint32_t code = 0;
+    const size_t size = decode(next, &code);
+    /* -1 for a character that the C library does not know, or in a locale without UTF-8. */
+    const int columns = wcwidth((wchar_t)code);
+    width += columns >= 0 ? (size_t)columns : 1;
+    next += size != 0 ? size : 1;
+  }
+  return width;
+}
+
+void text_of_size(uint64_t bytes, char out[TEXT_SIZE_MAX]) {
+  static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) {
+    snprintf(out, TEXT_SIZE_MAX, "%" PRIu64 " bytes", bytes);
+    return;
+  }
+  double value = (double)bytes / 1024;
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
+    value /= 1024;
+    ++unit;
+  }
+  snprintf(out, TEXT_SIZE_MAX, "%.1f %s", value, units[unit]);
+}
+
+char *text_of_shape(int32_t rank, const int64_t *shape) {
+  /* 20 digits and ", " for each extent. */
+  const size_t size = (size_t)rank * 22 + 3;
+  char *out = malloc(size);
+  if (out == NULL)
+    return NULL;
+  size_t used = (size_t)snprintf(out, size, "[");
+  for (int32_t i = 0; i < rank; ++i) {
+    used += (size_t)snprintf(out + used, size - used, "%s%" PRId64, i == 0 ? "" : ", ", shape[i]);
+  }
+  snprintf(out + used, size - used, "]");
+  return out;
+}
