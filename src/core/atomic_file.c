@@ -154,12 +154,11 @@ quay_status quay__atomic_file_begin(const char *path, uint32_t permissions,
                       path, permissions);
   }
   quay__atomic_file file = none;
-  bool exists = false;
   mode_t mode = 0666;
-  quay_status status = resolve(path, &file.target, &exists, &mode);
+  quay_status status = resolve(path, &file.target, &file.replaces, &mode);
   if (status != QUAY_OK)
     goto fail;
-  const bool keep_mode = exists && permissions == 0;
+  const bool keep_mode = file.replaces && permissions == 0;
   if (permissions != 0)
     mode = (mode_t)permissions;
   status = create_temporary(path, mode, &file);
@@ -220,16 +219,20 @@ static quay_status open_directory(const quay__atomic_file *file, int *out_direct
   return status;
 }
 
-static quay_status sync_directory(int directory, const char *target) {
+/* After the rename. A file that was not there before is taken away again if this fails; one that
+ * was is gone for good. */
+static quay_status sync_directory(const quay__atomic_file *file, int directory) {
   if (quay__os_fsync(directory) == 0)
     return QUAY_OK;
   /* Some file systems have nothing to synchronise for a directory. */
   if (errno == EINVAL || errno == ENOTSUP)
     return QUAY_OK;
-  return quay__fail_errno(QUAY_STATUS_IO, "", errno,
-                          "'%s' is written and in place, but may be lost if the machine fails: its "
-                          "directory cannot be synchronised",
-                          target);
+  const int error_number = errno;
+  const bool stays = file->replaces || quay__os_unlink(file->target) != 0;
+  return quay__fail_errno(QUAY_STATUS_IO, "", error_number,
+                          "%s '%s'%s: its directory cannot be synchronised",
+                          stays ? "the new" : "cannot write", file->target,
+                          stays ? " is in place, but may be lost if the machine fails" : "");
 }
 
 quay_status quay__atomic_file_commit(quay__atomic_file *file, bool sync) {
@@ -258,7 +261,7 @@ quay_status quay__atomic_file_commit(quay__atomic_file *file, bool sync) {
   quay__os_free(file->temporary);
   file->temporary = NULL;
   if (sync)
-    status = sync_directory(directory, file->target);
+    status = sync_directory(file, directory);
 
 done:
   if (directory >= 0)

@@ -12,6 +12,7 @@ typedef struct quay__atomic_file {
   int file;        /* descriptor of the temporary file, open for reading and writing */
   char *target;    /* absolute, symbolic links resolved */
   char *temporary; /* absolute, in the same directory */
+  bool replaces;   /* there was a file before */
 } quay__atomic_file;
 
 #define QUAY__ATOMIC_FILE_NONE \
@@ -32,8 +33,8 @@ quay_status quay__atomic_file_write(const quay__atomic_file *file, uint64_t offs
 
 /* Puts the file in the target's place, after synchronising it with the disk if `sync` is set, and
  * the directory afterwards. Whatever the result, `*file` is none afterwards and no temporary file
- * is left. On error the target is as before; only if synchronising the directory fails, as the
- * message says then, the new file is in place. */
+ * is left. On error the target is as before; only if an existing file was replaced and
+ * synchronising the directory fails, the new file is in place, as the message says. */
 quay_status quay__atomic_file_commit(quay__atomic_file *file, bool sync);
 
 /* Gives the file up. No-op for none. Keeps the thread's error and errno. */

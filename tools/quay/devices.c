@@ -33,7 +33,7 @@ static size_t backend_end(const quay_device_list *list, size_t begin) {
 }
 
 static json_t *device_json(const quay_device_info *device) {
-  return json_pack("{s:o*, s:o*, s:s, s:i, s:o*, s:o*}", "spec", json_text(device->spec), "name",
+  return json_pack("{s:o, s:o, s:s, s:i, s:o, s:o}", "spec", json_text(device->spec), "name",
                    json_text(device->name), "type", type_name(device->type), "index", device->index,
                    "total_bytes", json_unsigned(device->memory.total_bytes), "free_bytes",
                    json_unsigned(device->memory.free_bytes));

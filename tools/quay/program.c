@@ -13,11 +13,10 @@ static void print_line(const char *format, va_list arguments) QUAY_PRINTF(1, 0);
 
 /* Messages quote names and paths, which may hold anything: still one line that is safe to show. */
 static void print_line(const char *format, va_list arguments) {
-  char line[4096];
+  char line[QUAY_ERROR_MESSAGE_SIZE + 512], printable[2 * sizeof line];
   vsnprintf(line, sizeof line, format, arguments);
-  char *printable = text_printable(line);
-  fprintf(stderr, "quay: %s\n", printable != NULL ? printable : "out of memory");
-  free(printable);
+  text_print(line, printable, sizeof printable);
+  fprintf(stderr, "quay: %s\n", printable);
 }
 
 exit_status fail(const char *format, ...) {

@@ -36,7 +36,7 @@ static bool is_unsafe(uint32_t code) {
          (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069) || code == 0xFEFF;
 }
 
-/* The longest of them is \u{10ffff}. */
+/* Bytes of the longest, \u{10ffff}, with its NUL. */
 #define ESCAPE_MAX 12
 
 static size_t escape(uint32_t code, char *out) {
@@ -53,31 +53,51 @@ static size_t escape(uint32_t code, char *out) {
   return (size_t)size;
 }
 
-char *text_printable(const char *text) {
+/* Writes what stands for the character at `text` to `out` and its length to `out_size`; the length
+ * of the character itself is the result. */
+static size_t convert(const unsigned char *text, char out[ESCAPE_MAX], size_t *out_size) {
+  uint32_t code = 0;
+  const size_t size = decode(text, &code);
+  if (size == 0) {
+    *out_size = (size_t)snprintf(out, ESCAPE_MAX, "\\x%02x", *text);
+    return 1;
+  }
+  if (is_unsafe(code)) {
+    *out_size = escape(code, out);
+  } else {
+    memcpy(out, text, size);
+    *out_size = size;
+  }
+  return size;
+}
+
+void text_print(const char *text, char *out, size_t size) {
   const unsigned char *next = (const unsigned char *)text;
-  char *out = malloc(strlen(text) * ESCAPE_MAX + 1);
-  if (out == NULL)
-    return NULL;
   size_t used = 0;
   while (*next != '\0') {
-    uint32_t code = 0;
-    const size_t size = decode(next, &code);
-    if (size == 0) {
-      used += (size_t)snprintf(out + used, ESCAPE_MAX, "\\x%02x", *next);
-      ++next;
-      continue;
-    }
-    if (is_unsafe(code)) {
-      used += escape(code, out + used);
-    } else {
-      memcpy(out + used, next, size);
-      used += size;
-    }
-    next += size;
+    char piece[ESCAPE_MAX];
+    size_t piece_size = 0;
+    next += convert(next, piece, &piece_size);
+    if (used + piece_size >= size)
+      break;
+    memcpy(out + used, piece, piece_size);
+    used += piece_size;
   }
   out[used] = '\0';
-  char *fitted = realloc(out, used + 1);
-  return fitted != NULL ? fitted : out;
+}
+
+char *text_printable(const char *text) {
+  size_t size = 1;
+  for (const unsigned char *next = (const unsigned char *)text; *next != '\0';) {
+    char piece[ESCAPE_MAX];
+    size_t piece_size = 0;
+    next += convert(next, piece, &piece_size);
+    size += piece_size;
+  }
+  char *out = malloc(size);
+  if (out != NULL)
+    text_print(text, out, size);
+  return out;
 }
 
 size_t text_width(const char *text) {

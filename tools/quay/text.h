@@ -11,6 +11,9 @@
  * if there is no memory. Freed by the caller. */
 char *text_printable(const char *text);
 
+/* The same into `size` bytes, cut to what fits. */
+void text_print(const char *text, char *out, size_t size);
+
 /* Columns that printable UTF-8 takes on a terminal. */
 size_t text_width(const char *text);
 
