@@ -136,6 +136,23 @@ int quay__os_fadvise(int file, uint64_t offset, uint64_t size, int advice) {
   return -1;
 }
 
+int quay__os_direct_alignment(int file, uint32_t *out_memory, uint32_t *out_offset) {
+#ifdef STATX_DIOALIGN /* linux/stat.h, since Linux 6.1 */
+  struct statx status;
+  if (RETRY(statx(file, "", AT_EMPTY_PATH, STATX_DIOALIGN, &status)) != 0)
+    return -1;
+  if ((status.stx_mask & STATX_DIOALIGN) != 0) {
+    *out_memory = status.stx_dio_mem_align;
+    *out_offset = status.stx_dio_offset_align;
+    return 0;
+  }
+#endif
+  (void)file;
+  *out_memory = *out_offset = 0;
+  errno = ENOSYS;
+  return -1;
+}
+
 int quay__os_fchmod(int file, mode_t mode) {
   return RETRY(fchmod(file, mode));
 }

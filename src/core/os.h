@@ -41,6 +41,9 @@ ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offs
 int quay__os_fsync(int file);
 int quay__os_fdatasync(int file);
 int quay__os_fadvise(int file, uint64_t offset, uint64_t size, int advice);
+/* Alignments in bytes that direct I/O on an open file needs: of the memory and of offsets and sizes
+ * in the file; zeros where the file can't have it. -1 where the system does not tell. */
+int quay__os_direct_alignment(int file, uint32_t *out_memory, uint32_t *out_offset);
 int quay__os_fchmod(int file, mode_t mode);
 int quay__os_rename(const char *from, const char *to);
 int quay__os_link(const char *from, const char *to); /* EEXIST if `to` exists; follows links */

@@ -1,0 +1,535 @@
+/* How bytes get into and out of mapped files: by pread and pwrite on the descriptor, or for private
+ * pages by calls on the process's own memory. Both answer EFAULT or fall short where touching the
+ * mapping would raise SIGBUS, so that a file truncated behind it is an error on every path.
+ *
+ * What can't be closed: a file that another process truncates between the check of its size and a
+ * pwrite grows again by that write; and where a sandbox forbids calls on the process's own memory,
+ * pages are populated and then touched, which a truncation in between turns into SIGBUS. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "core/checked.h"
+#include "core/environment.h"
+#include "core/error.h"
+#include "core/host_copy.h"
+#include "core/os.h"
+#include "core/workers.h"
+#include "mmap/mmap_impl.h"
+
+#ifndef MADV_POPULATE_READ /* linux/mman.h, since Linux 5.14 */
+#define MADV_POPULATE_READ  22
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLD /* since Linux 5.4 */
+#define MADV_COLD 20
+#endif
+
+/* One system call moves at most this much: large reads are what network file systems need. */
+#define PIECE_MAX ((uint64_t)4 << 20)
+#define PIECE_MIN ((uint64_t)1 << 20)
+
+/* Transfers from this size on are split between threads. */
+#define PARALLEL_MIN ((uint64_t)2 << 20)
+
+/* Below, direct I/O costs more than the page cache. */
+#define DIRECT_MIN ((uint64_t)64 << 10)
+
+#define BOUNCE_SIZE ((uint64_t)1 << 20)
+
+/* The end of the file where bytes were expected; no errno has this value. */
+#define ENDED (-1)
+
+/* A way to move bytes between a place in the file and memory: 0, an errno or ENDED. */
+typedef int (*move_function)(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                             uint64_t size);
+
+/* One transfer, cut into pieces for the workers. */
+typedef struct transfer {
+  const quay__mapping *mapping;
+  const quay__mapping *other; /* that `memory` lies in; NULL: it can't be truncated */
+  move_function move;
+  bool write; /* to the file */
+  uint64_t offset;
+  unsigned char *memory;
+  uint64_t size;
+  uint64_t head; /* bytes before the first boundary; belong to the first piece */
+  uint64_t piece;
+} transfer;
+
+/* Moving: reading the file. */
+
+static int read_buffered(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                         uint64_t size) {
+  const uint64_t page = quay__os_page_size();
+  while (size != 0) {
+    uint64_t step = quay__min(size, PIECE_MAX);
+    /* A page-aligned destination doubles the rate of what follows. */
+    const uint64_t past = (uintptr_t)memory & (page - 1);
+    if (past != 0 && step > 16 * page)
+      step = page - past;
+    const ssize_t got = quay__os_pread(mapping->file, memory, step, offset);
+    if (got < 0)
+      return errno;
+    if (got == 0)
+      return ENDED;
+    memory += got;
+    offset += (uint64_t)got;
+    size -= (uint64_t)got;
+  }
+  return 0;
+}
+
+/* `offset` and `size` are aligned, `memory` is too. The page cache does what direct I/O does not.
+ */
+static int read_direct_aligned(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                               uint64_t size) {
+  const uint64_t alignment = mapping->direct_offset_alignment;
+  while (size != 0) {
+    const ssize_t got =
+        quay__os_pread(mapping->direct_file, memory, quay__min(size, PIECE_MAX), offset);
+    if (got < 0 && errno != EINVAL)
+      return errno;
+    if (got == 0)
+      return ENDED;
+    if (got < 0 || (uint64_t)got % alignment != 0)
+      break;
+    memory += got;
+    offset += (uint64_t)got;
+    size -= (uint64_t)got;
+  }
+  return read_buffered(mapping, offset, memory, size);
+}
+
+/* Through aligned memory in between, because the destination does not fit the file's alignment. */
+static int read_direct_bounced(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                               uint64_t size) {
+  const uint64_t alignment = quay__max(mapping->direct_memory_alignment, quay__os_page_size());
+  const uint64_t chunk =
+      quay__max(quay__align_down(quay__min(size, BOUNCE_SIZE), mapping->direct_offset_alignment),
+                mapping->direct_offset_alignment);
+  unsigned char *bounce = quay__os_aligned_alloc(alignment, chunk);
+  if (bounce == NULL)
+    return read_buffered(mapping, offset, memory, size);
+  int error = 0;
+  for (uint64_t done = 0; done < size && error == 0;) {
+    const uint64_t step = quay__min(chunk, size - done);
+    error = read_direct_aligned(mapping, offset + done, bounce, step);
+    if (error == 0)
+      memcpy(memory + done, bounce, step);
+    done += step;
+  }
+  quay__os_free(bounce);
+  return error;
+}
+
+static int read_file(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                     uint64_t size) {
+  if (mapping->direct_file < 0 || size < DIRECT_MIN) {
+    return read_buffered(mapping, offset, memory, size);
+  }
+  const uint64_t alignment = mapping->direct_offset_alignment;
+  const uint64_t head = quay__min((alignment - (offset & (alignment - 1))) & (alignment - 1), size);
+  const uint64_t middle = quay__align_down(size - head, alignment);
+  int error = read_buffered(mapping, offset, memory, head);
+  if (error != 0)
+    return error;
+  const bool fits = ((uintptr_t)(memory + head) & (mapping->direct_memory_alignment - 1)) == 0;
+  error = fits ? read_direct_aligned(mapping, offset + head, memory + head, middle)
+               : read_direct_bounced(mapping, offset + head, memory + head, middle);
+  if (error != 0)
+    return error;
+  return read_buffered(mapping, offset + head + middle, memory + head + middle,
+                       size - head - middle);
+}
+
+/* Moving: writing the file. Its size is looked at before each piece, since a write past the end
+ * would make the file longer; EFAULT without a bad source tells the caller to look again. */
+static int write_file(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                      uint64_t size) {
+  while (size != 0) {
+    struct stat status;
+    if (mapping->exposed) {
+      if (quay__os_fstat(mapping->file, &status) != 0)
+        return errno;
+      if ((uint64_t)status.st_size < mapping->file_size)
+        return ENDED;
+    }
+    const ssize_t put = quay__os_pwrite(mapping->file, memory, quay__min(size, PIECE_MAX), offset);
+    if (put < 0)
+      return errno;
+    if (put == 0)
+      return EIO;
+    memory += put;
+    offset += (uint64_t)put;
+    size -= (uint64_t)put;
+  }
+  return 0;
+}
+
+/* Moving: the process's own pages. */
+
+/* Where a sandbox forbids calls on the process's own memory: makes the pages present, then touches
+ * them. Kernels that can't populate (EINVAL) leave the check of the size. */
+static int touch_populated(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                           uint64_t size, bool write) {
+  const uint64_t page = quay__os_page_size();
+  for (uint64_t done = 0; done < size;) {
+    const uint64_t step = quay__min(size - done, PIECE_MIN);
+    unsigned char *place = quay__mapping_at(mapping, offset + done);
+    const uint64_t before = (uintptr_t)place & (page - 1);
+    const int advice = write ? MADV_POPULATE_WRITE : MADV_POPULATE_READ;
+    if (quay__os_madvise(place - before, before + step, advice) != 0) {
+      if (errno != EINVAL)
+        return errno;
+      struct stat status;
+      if (mapping->file >= 0 && quay__os_fstat(mapping->file, &status) != 0)
+        return errno;
+      if (mapping->file >= 0 && (uint64_t)status.st_size < mapping->file_size)
+        return ENDED;
+    }
+    if (write) {
+      memcpy(place, memory + done, step);
+    } else {
+      memcpy(memory + done, place, step);
+    }
+    done += step;
+  }
+  return 0;
+}
+
+static int move_guarded(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                        uint64_t size, bool write) {
+  while (size != 0) {
+    const uint64_t step = quay__min(size, PIECE_MAX);
+    unsigned char *place = quay__mapping_at(mapping, offset);
+    const ssize_t moved = write ? quay__os_write_own_memory(place, memory, step)
+                                : quay__os_read_own_memory(memory, place, step);
+    if (moved < 0 && (errno == ENOSYS || errno == EPERM)) {
+      return touch_populated(mapping, offset, memory, size, write);
+    }
+    if (moved < 0)
+      return errno;
+    if (moved == 0)
+      return EFAULT;
+    memory += moved;
+    offset += (uint64_t)moved;
+    size -= (uint64_t)moved;
+  }
+  return 0;
+}
+
+static int read_guarded(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                        uint64_t size) {
+  return move_guarded(mapping, offset, memory, size, false);
+}
+
+static int write_guarded(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                         uint64_t size) {
+  return move_guarded(mapping, offset, memory, size, true);
+}
+
+/* Moving: pages that stay. */
+
+static int read_plain(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                      uint64_t size) {
+  quay__host_copy(memory, quay__mapping_at(mapping, offset), size, 0);
+  return 0;
+}
+
+static int write_plain(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                       uint64_t size) {
+  quay__host_copy(quay__mapping_at(mapping, offset), memory, size, 0);
+  return 0;
+}
+
+static move_function reader_of(const quay__mapping *mapping) {
+  switch (mapping->access) {
+  case QUAY__ACCESS_FILE:
+    return read_file;
+  case QUAY__ACCESS_GUARDED:
+    return read_guarded;
+  case QUAY__ACCESS_PLAIN:
+    break;
+  }
+  return read_plain;
+}
+
+static move_function writer_of(const quay__mapping *mapping) {
+  switch (mapping->access) {
+  case QUAY__ACCESS_FILE:
+    return write_file;
+  case QUAY__ACCESS_GUARDED:
+    return write_guarded;
+  case QUAY__ACCESS_PLAIN:
+    break;
+  }
+  return write_plain;
+}
+
+/* Transfers. */
+
+static quay_status fail_transfer(const transfer *job, uint64_t offset, uint64_t size, int error) {
+  if (job->other != NULL)
+    QUAY_TRY(quay__mapping_check_size(job->other));
+  QUAY_TRY(quay__mapping_check_size(job->mapping));
+  const char *task = job->write ? "writing" : "reading";
+  const unsigned long long bytes = size;
+  const unsigned long long place = offset;
+  if (error == ENDED) {
+    return quay_error_set(QUAY_STATUS_IO, QUAY__MMAP_NAME, 0, NULL,
+                          "%s %llu bytes at offset %llu of '%s': the file ended early; it changed "
+                          "its size meanwhile",
+                          task, bytes, place, job->mapping->path);
+  }
+  return quay__fail_errno(quay__status_of_errno(error), QUAY__MMAP_NAME, error,
+                          "%s %llu bytes at offset %llu of '%s' failed", task, bytes, place,
+                          job->mapping->path);
+}
+
+static quay_status transfer_range(const transfer *job, uint64_t start, uint64_t size) {
+  const uint64_t offset = job->offset + start;
+  const int error = job->move(job->mapping, offset, job->memory + start, size);
+  return error == 0 ? QUAY_OK : fail_transfer(job, offset, size, error);
+}
+
+/* For the workers: piece `index`; the first one has the head as well. */
+static quay_status transfer_piece(void *context, uint64_t index) {
+  const transfer *job = context;
+  const uint64_t start = index == 0 ? 0 : job->head + index * job->piece;
+  const uint64_t end = quay__min(job->head + (index + 1) * job->piece, job->size);
+  return transfer_range(job, start, end - start);
+}
+
+/* Bytes up to where pieces should begin: a page of the destination, or for direct I/O a place in
+ * the file that it can start from. */
+static uint64_t head_of(const transfer *job) {
+  const bool direct = job->mapping->direct_file >= 0;
+  const uint64_t alignment = direct ? job->mapping->direct_offset_alignment : quay__os_page_size();
+  const uint64_t place = direct ? job->offset : (uintptr_t)job->memory;
+  return (alignment - (place & (alignment - 1))) & (alignment - 1);
+}
+
+static quay_status transfer_in_pieces(transfer *job) {
+  uint32_t threads = 1;
+  QUAY_TRY(quay__environment_copy_threads(&threads));
+  /* Several pieces a thread even out their speeds. */
+  uint64_t piece = quay__max(quay__min(job->size / (2 * (uint64_t)threads), PIECE_MAX), PIECE_MIN);
+  piece = quay__align_down(piece, quay__os_page_size());
+  job->piece = piece;
+  job->head = head_of(job);
+  const uint64_t body = job->size - quay__min(job->head, job->size);
+  const uint64_t count = quay__max((body + piece - 1) / piece, 1);
+  return quay__workers_run(threads, count, transfer_piece, job);
+}
+
+/* Moves the whole range, then looks whether the file is still what it was: the last page of one
+ * that was truncated reads as zeros without any error. */
+static quay_status transfer_run(transfer *job) {
+  /* Writers of one file wait for each other in the kernel, and plain copies split themselves. */
+  const bool splits =
+      job->move == read_file || job->move == read_guarded || job->move == write_guarded;
+  const bool large = job->size >= PARALLEL_MIN;
+  QUAY_TRY(splits && large ? transfer_in_pieces(job) : transfer_range(job, 0, job->size));
+  if (job->other != NULL)
+    QUAY_TRY(quay__mapping_check_size(job->other));
+  return quay__mapping_check_size(job->mapping);
+}
+
+static quay_status read_into(const quay__mapping *mapping, uint64_t offset, void *memory,
+                             uint64_t size, const quay__mapping *other) {
+  transfer job = {.mapping = mapping,
+                  .other = other,
+                  .move = reader_of(mapping),
+                  .offset = offset,
+                  .memory = memory,
+                  .size = size};
+  return transfer_run(&job);
+}
+
+/* `memory` is not written to. */
+static quay_status write_from(const quay__mapping *mapping, uint64_t offset, const void *memory,
+                              uint64_t size, const quay__mapping *other) {
+  transfer job = {.mapping = mapping,
+                  .other = other,
+                  .move = writer_of(mapping),
+                  .write = true,
+                  .offset = offset,
+                  .memory = (unsigned char *)(uintptr_t)memory,
+                  .size = size};
+  return transfer_run(&job);
+}
+
+static quay_status check_writable(const quay__mapping *mapping) {
+  if (mapping->mode != QUAY_MAP_READ_ONLY)
+    return QUAY_OK;
+  return quay_error_set(QUAY_STATUS_READ_ONLY, QUAY__MMAP_NAME, 0, NULL,
+                        "writing to '%s', which is mapped read only: map it copy on write or "
+                        "shared",
+                        mapping->path);
+}
+
+quay_status quay__mmap_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
+                               uint64_t offset, const void *source, uint64_t size) {
+  (void)allocator;
+  const quay__mapping *mapping = quay__mapping_of(destination);
+  QUAY_TRY(check_writable(mapping));
+  return write_from(mapping, destination->as.mmap.file_offset + offset, source, size, NULL);
+}
+
+quay_status quay__mmap_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
+                                uint64_t offset, void *destination, uint64_t size) {
+  (void)allocator;
+  return read_into(quay__mapping_of(source), source->as.mmap.file_offset + offset, destination,
+                   size, NULL);
+}
+
+/* From mapping to mapping. */
+
+typedef struct within {
+  const quay__mapping *to, *from;
+  uint64_t to_offset, from_offset; /* in their files */
+  uint64_t size;
+} within;
+
+/* Whether writing the destination changes bytes of the source, and then which way to go. */
+static bool overlaps(const within *job, bool *out_backwards) {
+  const quay__mapping *to = job->to;
+  const quay__mapping *from = job->from;
+  const bool one_file = to->access == QUAY__ACCESS_FILE && to->file >= 0 && from->file >= 0 &&
+                        to->device == from->device && to->inode == from->inode && to->exposed &&
+                        from->exposed;
+  uint64_t a = job->to_offset;
+  uint64_t b = job->from_offset;
+  if (!one_file) {
+    if (to->address == NULL || from->address == NULL)
+      return false;
+    a = (uintptr_t)quay__mapping_at(to, a);
+    b = (uintptr_t)quay__mapping_at(from, b);
+  }
+  *out_backwards = a > b;
+  return a > b ? a - b < job->size : b - a < job->size;
+}
+
+/* Through bounded memory in between; `backwards` begins with the last chunk. */
+static quay_status copy_bounced(const within *job, bool backwards) {
+  const uint64_t chunk = quay__min(job->size, BOUNCE_SIZE);
+  unsigned char *bounce = quay__os_malloc(chunk);
+  if (bounce == NULL)
+    return quay__fail_out_of_memory(chunk, "a copy between two files");
+  quay_status status = QUAY_OK;
+  for (uint64_t done = 0; done < job->size && status == QUAY_OK;) {
+    const uint64_t step = quay__min(chunk, job->size - done);
+    const uint64_t start = backwards ? job->size - done - step : done;
+    status = read_into(job->from, job->from_offset + start, bounce, step, NULL);
+    if (status == QUAY_OK) {
+      status = write_from(job->to, job->to_offset + start, bounce, step, NULL);
+    }
+    done += step;
+  }
+  quay__os_free(bounce);
+  return status;
+}
+
+quay_status quay__mmap_copy_within(quay_allocator *allocator, quay_raw_buffer *destination,
+                                   uint64_t destination_offset, const quay_raw_buffer *source,
+                                   uint64_t source_offset, uint64_t size) {
+  (void)allocator;
+  const within job = {.to = quay__mapping_of(destination),
+                      .from = quay__mapping_of(source),
+                      .to_offset = destination->as.mmap.file_offset + destination_offset,
+                      .from_offset = source->as.mmap.file_offset + source_offset,
+                      .size = size};
+  QUAY_TRY(check_writable(job.to));
+  bool backwards = false;
+  if (overlaps(&job, &backwards))
+    return copy_bounced(&job, backwards);
+  /* Two private sides would need one call that is guarded at both ends; and what was opened for
+   * direct I/O is not to fill the page cache. */
+  const bool guarded =
+      job.to->access == QUAY__ACCESS_GUARDED && job.from->access == QUAY__ACCESS_GUARDED;
+  if (guarded || job.from->direct_file >= 0)
+    return copy_bounced(&job, false);
+
+  /* One side is moved by a call that names the other side's memory and, since it is the kernel that
+   * touches that, answers EFAULT where it has gone. */
+  if (job.to->access == QUAY__ACCESS_PLAIN ||
+      (job.to->access == QUAY__ACCESS_GUARDED && job.from->access == QUAY__ACCESS_FILE)) {
+    unsigned char *memory = quay__mapping_at(job.to, job.to_offset);
+    return read_into(job.from, job.from_offset, memory, size, job.to);
+  }
+  const unsigned char *memory = quay__mapping_at(job.from, job.from_offset);
+  return write_from(job.to, job.to_offset, memory, size, job.from);
+}
+
+/* Pages. */
+
+/* The pages that a range touches. */
+static void pages_of(const quay__mapping *mapping, uint64_t offset, uint64_t size,
+                     unsigned char **out_start, uint64_t *out_size) {
+  unsigned char *place = quay__mapping_at(mapping, offset);
+  const uint64_t before = (uintptr_t)place & (quay__os_page_size() - 1);
+  *out_start = place - before;
+  *out_size = before + size;
+}
+
+quay_status quay__mmap_flush(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
+                             uint64_t size) {
+  (void)allocator;
+  const quay__mapping *mapping = quay__mapping_of(raw);
+  /* Private pages have no file behind them, and an unlinked file is not there after a crash. */
+  if (mapping->mode != QUAY_MAP_SHARED || !mapping->exposed)
+    return QUAY_OK;
+  unsigned char *start;
+  uint64_t bytes;
+  pages_of(mapping, raw->as.mmap.file_offset + offset, size, &start, &bytes);
+  if (quay__os_msync(start, bytes, MS_SYNC) != 0) {
+    return quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
+                            "synchronising %llu bytes at offset %llu of '%s' failed",
+                            (unsigned long long)size,
+                            (unsigned long long)(raw->as.mmap.file_offset + offset), mapping->path);
+  }
+  return quay__mapping_check_size(mapping);
+}
+
+/* Advice that must not change contents. Pages of our own file mappings may be dropped, they are in
+ * the file; others may be private, so that they are only marked as cold. */
+static int madvise_of(const quay__mapping *mapping, quay_advice advice) {
+  switch (advice) {
+  case QUAY_ADVICE_NORMAL:
+    return MADV_NORMAL;
+  case QUAY_ADVICE_SEQUENTIAL:
+    return MADV_SEQUENTIAL;
+  case QUAY_ADVICE_RANDOM:
+    return MADV_RANDOM;
+  case QUAY_ADVICE_WILL_NEED:
+    return MADV_WILLNEED;
+  case QUAY_ADVICE_DONT_NEED:
+    return mapping->shared ? MADV_DONTNEED : MADV_COLD;
+  case QUAY_ADVICE_HUGE_PAGES:
+    return MADV_HUGEPAGE;
+  }
+  return MADV_NORMAL;
+}
+
+quay_status quay__mmap_advise(quay_allocator *allocator, const quay_raw_buffer *raw,
+                              uint64_t offset, uint64_t size, quay_advice advice) {
+  (void)allocator;
+  const quay__mapping *mapping = quay__mapping_of(raw);
+  const uint64_t place = raw->as.mmap.file_offset + offset;
+  unsigned char *start;
+  uint64_t bytes;
+  pages_of(mapping, place, size, &start, &bytes);
+  /* EINVAL: this kernel or file system does not know the advice, which then does nothing. */
+  if (quay__os_madvise(start, bytes, madvise_of(mapping, advice)) != 0 && errno != EINVAL) {
+    return quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
+                            "advising on %llu bytes at offset %llu of '%s' failed",
+                            (unsigned long long)size, (unsigned long long)place, mapping->path);
+  }
+  /* The mapping's pages have gone, but the page cache still has them. */
+  if (advice == QUAY_ADVICE_DONT_NEED && mapping->shared) {
+    (void)quay__os_fadvise(mapping->file, place, size, POSIX_FADV_DONTNEED);
+  }
+  return QUAY_OK;
+}

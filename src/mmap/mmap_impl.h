@@ -1,0 +1,128 @@
+/* What the files of this folder share: mapping objects and the allocators that hand out windows of
+ * them. Nothing outside the folder reads the mmap arm of a raw buffer. */
+#ifndef QUAY_MMAP_IMPL_H
+#define QUAY_MMAP_IMPL_H
+
+#include <quay/backend.h>
+#include <quay/mmap.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#define QUAY__MMAP_NAME "mmap"
+
+/* How copies reach the bytes of a mapping. */
+typedef enum quay__mapping_access {
+  QUAY__ACCESS_FILE,    /* pread and pwrite on the descriptor */
+  QUAY__ACCESS_GUARDED, /* through the mapping, by calls that answer EFAULT where SIGBUS looms */
+  QUAY__ACCESS_PLAIN,   /* through the mapping: nobody else can take its pages away */
+} quay__mapping_access;
+
+/* A mapping of a file, or a descriptor without one. Mappings that the table lists are shared and
+ * counted; all others belong to one raw buffer. But for `references`, `next` and `listed` nothing
+ * changes after it was made. */
+typedef struct quay__mapping {
+  struct quay__mapping *next; /* in its bucket; this and the next two: QUAY__LOCK_MAPPINGS */
+  uint64_t references;
+  bool listed;
+  bool shared;  /* made for the table: counted */
+  bool lent;    /* `file` belongs to somebody else and is not closed */
+  bool exposed; /* other processes can change the size of the file */
+  quay_map_mode mode;
+  quay__mapping_access access;
+  int file;        /* -1: none */
+  int direct_file; /* opened for direct I/O; -1: none */
+  uint64_t direct_offset_alignment;
+  uint64_t direct_memory_alignment;
+  unsigned char *address; /* NULL: nothing is mapped */
+  uint64_t offset;        /* of `address` in the file, in bytes */
+  uint64_t mapped;        /* bytes to unmap from `address`; 0 for an adopted mapping */
+  uint64_t file_size;     /* bytes that the file must still have */
+  dev_t device;
+  ino_t inode;
+  quay_release_callback release; /* of an adopted mapping; may be NULL */
+  void *user;
+  char path[]; /* for messages */
+} quay__mapping;
+
+/* Opens a regular file and maps it, or takes one more reference on the mapping that is there. Only
+ * [offset, offset + length) is sure to be mapped; `length` 0 goes to the end of the file.
+ * `*out_length` is what that came to. */
+quay_status quay__mapping_open(const char *path, const quay_map_options *options,
+                               quay__mapping **out_mapping, uint64_t *out_length);
+
+/* The whole of an open file, shared and writable. Takes `file` over, on error too. */
+quay_status quay__mapping_of_new_file(int file, const char *path, quay__mapping **out_mapping);
+
+/* A descriptor that copies can write to, without a mapping. `file` stays the caller's. */
+quay_status quay__mapping_of_descriptor(int file, const char *path, uint64_t size,
+                                        quay__mapping **out_mapping);
+
+/* A block of `size` zero bytes behind an unlinked file in `directory`, its disk blocks reserved. */
+quay_status quay__mapping_block(const char *directory, uint64_t size, uint64_t alignment,
+                                quay__mapping **out_mapping);
+
+/* What quay_mmap_adopt() describes. */
+quay_status quay__mapping_adopt(void *address, uint64_t size, quay_map_mode mode, int file,
+                                uint64_t file_offset, quay__mapping **out_mapping);
+
+/* Gives one reference back. Problems are logged, and their number is returned. Keeps the thread's
+ * error. */
+uint32_t quay__mapping_release(quay__mapping *mapping);
+
+/* Logs an error with an errno, and keeps the thread's error whatever the callback does. */
+void quay__mmap_log_errno(const char *what, const char *path, int error_number);
+
+/* Whether the file still has the bytes that were mapped. IO with the path if it has not, or if the
+ * system can't tell. */
+quay_status quay__mapping_check_size(const quay__mapping *mapping);
+
+/* Host address of a place in the file that is mapped. */
+static inline unsigned char *quay__mapping_at(const quay__mapping *mapping, uint64_t file_offset) {
+  return mapping->address + (file_offset - mapping->offset);
+}
+
+static inline quay__mapping *quay__mapping_of(const quay_raw_buffer *raw) {
+  return (quay__mapping *)(uintptr_t)raw->as.mmap.mapping; /* NOLINT(performance-no-int-to-ptr) */
+}
+
+/* Fills in arm, handle and flags of a window of a mapping; its reference moves into `out_raw`. */
+void quay__mapping_window(quay__mapping *mapping, uint64_t file_offset, uint64_t size,
+                          quay_raw_buffer *out_raw);
+
+/* Makes a new file of `size` zero bytes in an open, empty one, with its blocks reserved: 0 or an
+ * errno, and the file is empty again then. */
+int quay__file_reserve(int file, uint64_t size);
+
+/* "a directory", "a FIFO" ... for messages. */
+const char *quay__file_type_text(mode_t mode);
+
+/* A buffer on a window of a mapping, owned by the file allocator. Takes the reference over, on
+ * error too. */
+quay_status quay__mmap_window_buffer(quay__mapping *mapping, uint64_t file_offset, uint64_t size,
+                                     quay_buffer **out_buffer);
+
+/* copy.c: functions of the allocators' table. */
+quay_status quay__mmap_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
+                               uint64_t offset, const void *source, uint64_t size);
+quay_status quay__mmap_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
+                                uint64_t offset, void *destination, uint64_t size);
+quay_status quay__mmap_copy_within(quay_allocator *allocator, quay_raw_buffer *destination,
+                                   uint64_t destination_offset, const quay_raw_buffer *source,
+                                   uint64_t source_offset, uint64_t size);
+quay_status quay__mmap_flush(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
+                             uint64_t size);
+quay_status quay__mmap_advise(quay_allocator *allocator, const quay_raw_buffer *raw,
+                              uint64_t offset, uint64_t size, quay_advice advice);
+
+/* allocator.c */
+
+/* An allocator of blocks in `directory`, an absolute path. */
+quay_status quay__mmap_allocator_create(const char *directory, quay_allocator **out_allocator);
+
+/* The process's allocator for mapped files, made at first need. Not retained. */
+quay_status quay__mmap_file_allocator(quay_allocator **out_allocator);
+
+/* Counts a window as allocated by the file allocator, and makes it its owner. */
+void quay__mmap_count_window(quay_allocator *allocator, quay_raw_buffer *raw);
+
+#endif
