@@ -109,6 +109,7 @@ static const quay_allocator_vtable mmap_vtable = {
     .host_pointer = mmap_host_pointer,
     .copy_within = quay__mmap_copy_within,
     .lend = mmap_lend,
+    .fill = quay__mmap_fill,
     .flush = quay__mmap_flush,
     .advise = quay__mmap_advise,
     .stats = mmap_stats,

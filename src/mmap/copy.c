@@ -37,6 +37,7 @@
 #define DIRECT_MIN ((uint64_t)64 << 10)
 
 #define BOUNCE_SIZE ((uint64_t)1 << 20)
+#define FILL_SIZE   ((uint64_t)256 << 10)
 
 /* The end of the file where bytes were expected; no errno has this value. */
 #define ENDED (-1)
@@ -461,6 +462,31 @@ quay_status quay__mmap_copy_within(quay_allocator *allocator, quay_raw_buffer *d
   }
   const unsigned char *memory = quay__mapping_at(job.from, job.from_offset);
   return write_from(job.to, job.to_offset, memory, size, job.from);
+}
+
+/* Filling. */
+
+quay_status quay__mmap_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                            uint64_t size, const void *pattern, size_t pattern_size) {
+  (void)allocator;
+  const quay__mapping *mapping = quay__mapping_of(raw);
+  const uint64_t start = raw->as.mmap.file_offset + offset;
+  QUAY_TRY(check_writable(mapping));
+  if (mapping->access == QUAY__ACCESS_PLAIN) {
+    quay__host_fill(quay__mapping_at(mapping, start), size, pattern, pattern_size);
+    return QUAY_OK;
+  }
+  const uint64_t chunk = quay__min(size, FILL_SIZE); /* a whole number of patterns */
+  unsigned char *filled = quay__os_malloc(chunk);
+  if (filled == NULL)
+    return quay__fail_out_of_memory(chunk, "filling a file");
+  quay__host_fill(filled, chunk, pattern, pattern_size);
+  quay_status status = QUAY_OK;
+  for (uint64_t done = 0; done < size && status == QUAY_OK; done += chunk) {
+    status = write_from(mapping, start + done, filled, quay__min(chunk, size - done), NULL);
+  }
+  quay__os_free(filled);
+  return status;
 }
 
 /* Pages. */
