@@ -1,5 +1,10 @@
-/* What a storage remembers of device work: open accesses, the last write and the reads since, by
- * range of bytes. On devices without streams only open accesses are remembered. */
+/* What a storage remembers of device work, by range of bytes: the open accesses, and as events the
+ * writes and reads whose end nobody has waited for. On devices without streams only open accesses
+ * are remembered, since everything else is done on return.
+ *
+ * Invariant that keeps the list short: whoever opens a write has its stream wait for all recorded
+ * work that it conflicts with. The event recorded at the write's end therefore comes after all of
+ * that, and older records that lie wholly within its range are dropped. */
 #ifndef QUAY_CORE_HAZARD_H
 #define QUAY_CORE_HAZARD_H
 
@@ -7,15 +12,50 @@
 
 #include "core/storage.h"
 
+/* A storage remembers at most so many finished accesses; more, and the oldest is waited for. */
+#define QUAY__HAZARD_RECORDS_MAX 64
+
+/* A window of a storage and what is done to it. */
+typedef struct quay__range {
+  uint64_t offset, size; /* bytes */
+  quay_use_mode mode;
+} quay__range;
+
 /* Waits, on the host, for recorded work that conflicts with reading (or writing) the range. Cheap
- * if nothing was ever recorded: one load. */
+ * if nothing was ever recorded: one load. Open accesses are not waited for: the bracket is the
+ * program's, and nothing tells when its work will be submitted. A write makes the host the last
+ * writer of the range. */
 quay_status quay__hazards_wait(quay__storage *storage, uint64_t offset, uint64_t size,
                                quay_use_mode mode);
 
-/* Whether any access with writing is open on the storage. */
-bool quay__hazards_write_open(quay__storage *storage);
-/* Whether any access at all is open on it. */
-bool quay__hazards_any_open(quay__storage *storage);
+/* Waits, on the host, for all recorded work on the range. */
+quay_status quay__hazards_drain(quay__storage *storage, uint64_t offset, uint64_t size);
+
+/* Opens a use of the access `access_id` on `stream`. BUSY if a conflicting one is open on another
+ * stream, READ_ONLY if it writes and the storage was sealed meanwhile. */
+quay_status quay__hazards_open(quay__storage *storage, const quay__range *range,
+                               quay_stream *stream, uint64_t access_id);
+
+/* Makes `stream` wait for recorded work of other streams that conflicts with the range. */
+quay_status quay__hazards_order(quay__storage *storage, const quay__range *range,
+                                quay_stream *stream);
+
+/* Closes all uses of an access, and records `event` for them if it is not NULL. Can't fail. */
+void quay__hazards_close(quay__storage *storage, uint64_t access_id, quay_event *event);
+
+/* Waits for the oldest records until there are no more than QUAY__HAZARD_RECORDS_MAX. */
+quay_status quay__hazards_bound(quay__storage *storage);
+
+/* Seals, in one step with the look at open accesses: BUSY while one with writing is open. */
+quay_status quay__hazards_seal(quay__storage *storage);
+
+/* The stream that last wrote to the range, retained; NULL if it was the host or nobody. */
+quay_stream *quay__hazards_last_writer(quay__storage *storage, uint64_t offset, uint64_t size);
+
+/* Of a storage that nobody refers to any more: the events that are not complete, lent. Those of a
+ * lost device count as complete. */
+size_t quay__hazards_pending(quay__storage *storage,
+                             quay_event *out_events[QUAY__HAZARD_RECORDS_MAX]);
 
 /* With the storage: frees what is remembered. */
 void quay__hazards_destroy(quay__storage *storage);
