@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "core/allocator_impl.h"
+#include "core/copy_route.h"
 #include "core/default_allocator.h"
 #include "core/error.h"
 #include "core/lock.h"
@@ -27,6 +28,7 @@ static void after_fork_in_parent(void) {
 static void after_fork_in_child(void) {
   quay__workers_after_fork_in_child();
   quay__thread_after_fork_in_child();
+  quay__staging_after_fork_in_child();
   quay__lock_after_fork_in_child();
 }
 
