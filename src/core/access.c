@@ -10,7 +10,11 @@
 #include "core/thread.h"
 
 /* What the reserved fields of quay_access hold. */
-enum { FIELD_ID, FIELD_BLOCK, FIELD_STORAGES };
+enum {
+  FIELD_ID,
+  FIELD_BLOCK,
+  FIELD_STORAGES
+};
 
 static uint64_t access_id(const quay_access *access) {
   return (uint64_t)(uintptr_t)access->reserved[FIELD_ID];
@@ -28,20 +32,22 @@ static uint64_t *pointers_of(quay_access *access) {
 /* Work on a stream reaches the memory of the stream's own device, and work on the host whatever has
  * a host address. */
 static bool reaches(const quay_stream *stream, const quay_allocator *allocator) {
-  if (stream->device == allocator->device) return true;
+  if (stream->device == allocator->device)
+    return true;
   return stream->device->type == QUAY_DEVICE_CPU && quay__host_accessible(allocator);
 }
 
 static quay_status check_use(const quay_stream *stream, const quay_use *use, size_t index) {
   if (use->buffer == NULL) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "quay_access_begin: the buffer of use %zu is NULL",
-                      index);
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                      "quay_access_begin: the buffer of use %zu is NULL", index);
   }
   if (use->mode != QUAY_READ && use->mode != QUAY_WRITE && use->mode != QUAY_READ_WRITE) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "quay_access_begin: the mode of use %zu is %d; it must be QUAY_READ, QUAY_WRITE "
-                      "or QUAY_READ_WRITE",
-                      index, (int)use->mode);
+    return quay__fail(
+        QUAY_STATUS_INVALID_ARGUMENT,
+        "quay_access_begin: the mode of use %zu is %d; it must be QUAY_READ, QUAY_WRITE "
+        "or QUAY_READ_WRITE",
+        index, (int)use->mode);
   }
   const quay_allocator *allocator = use->buffer->storage->allocator;
   if (!reaches(stream, allocator)) {
@@ -55,10 +61,12 @@ static quay_status check_use(const quay_stream *stream, const quay_use *use, siz
 
 /* Everything that can be refused without changing anything. */
 static quay_status check_uses(const quay_stream *stream, const quay_use *uses, size_t count) {
-  for (size_t i = 0; i < count; i++) QUAY_TRY(check_use(stream, &uses[i], i));
+  for (size_t i = 0; i < count; i++)
+    QUAY_TRY(check_use(stream, &uses[i], i));
   for (size_t i = 0; i < count; i++) {
     quay__storage *storage = uses[i].buffer->storage;
-    if ((uses[i].mode & QUAY_READ) != 0) QUAY_TRY(quay__storage_check_readable(storage));
+    if ((uses[i].mode & QUAY_READ) != 0)
+      QUAY_TRY(quay__storage_check_readable(storage));
     if ((uses[i].mode & QUAY_WRITE) != 0 && quay__storage_sealed(storage)) {
       return quay__storage_fail_read_only(storage);
     }
@@ -75,7 +83,8 @@ static quay_status find_address(quay_buffer *buffer, uint64_t *out_address) {
   uint64_t address = 0;
   const quay_status status = allocator->vtable.address(allocator, &storage->raw, &address);
   *out_address = status == QUAY_OK ? address + buffer->offset : 0;
-  if (status != QUAY_STATUS_UNSUPPORTED) return status;
+  if (status != QUAY_STATUS_UNSUPPORTED)
+    return status;
   quay__error_restore(&before);
   return QUAY_OK;
 }
@@ -86,7 +95,8 @@ static quay_status make_room(quay_access *access, size_t count) {
   if (count > QUAY_ACCESS_INLINE_USES) {
     const size_t each = sizeof(uint64_t) + sizeof(quay__storage *);
     uint64_t *block = quay__os_calloc(count, each);
-    if (block == NULL) return quay__fail_out_of_memory((uint64_t)count * each, "the uses of an access");
+    if (block == NULL)
+      return quay__fail_out_of_memory((uint64_t)count * each, "the uses of an access");
     access->reserved[FIELD_BLOCK] = block;
     access->reserved[FIELD_STORAGES] = block + count;
   }
@@ -98,7 +108,8 @@ static quay_status make_room(quay_access *access, size_t count) {
 static quay_status open_use(quay_access *access, const quay_use *use) {
   quay_buffer *buffer = use->buffer;
   quay__storage *storage = buffer->storage;
-  if ((use->mode & QUAY_WRITE) != 0) QUAY_TRY(quay__storage_make_writable(storage));
+  if ((use->mode & QUAY_WRITE) != 0)
+    QUAY_TRY(quay__storage_make_writable(storage));
   const size_t index = access->count;
   QUAY_TRY(find_address(buffer, &pointers_of(access)[index]));
   const quay__range range = {.offset = buffer->offset, .size = buffer->size, .mode = use->mode};
@@ -121,9 +132,11 @@ static quay_status close_uses(quay_access *access, quay_event *event) {
   for (size_t i = 0; i < access->count; i++) {
     quay__hazards_close(storages[i], access_id(access), event);
     const quay_status status = quay__hazards_bound(storages[i]);
-    if (first == QUAY_OK) first = status;
+    if (first == QUAY_OK)
+      first = status;
   }
-  for (size_t i = 0; i < access->count; i++) quay__storage_release(storages[i]);
+  for (size_t i = 0; i < access->count; i++)
+    quay__storage_release(storages[i]);
   quay__os_free(access->reserved[FIELD_BLOCK]);
   quay_stream_release(access->stream);
   memset(access, 0, sizeof(*access));
@@ -147,8 +160,10 @@ quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t 
   out_access->stream = quay_stream_retain(stream);
   out_access->reserved[FIELD_ID] = (void *)(uintptr_t)quay__next_id();
   quay_status status = QUAY_OK;
-  for (size_t i = 0; i < count && status == QUAY_OK; i++) status = open_use(out_access, &uses[i]);
-  for (size_t i = 0; i < count && status == QUAY_OK; i++) status = order_use(out_access, &uses[i]);
+  for (size_t i = 0; i < count && status == QUAY_OK; i++)
+    status = open_use(out_access, &uses[i]);
+  for (size_t i = 0; i < count && status == QUAY_OK; i++)
+    status = order_use(out_access, &uses[i]);
   if (status != QUAY_OK) {
     quay__error_state error;
     quay__error_save(&error);
@@ -163,10 +178,12 @@ quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t 
 /* One event for all uses. Without the memory for one the stream is waited for instead. */
 static quay_status record_end(quay_stream *stream, quay_event **out_event) {
   *out_event = NULL;
-  if (!stream->device->has_streams) return QUAY_OK;
+  if (!stream->device->has_streams)
+    return QUAY_OK;
   quay__error_state before;
   quay__error_save(&before);
-  if (quay_event_record(stream, out_event) == QUAY_OK) return QUAY_OK;
+  if (quay_event_record(stream, out_event) == QUAY_OK)
+    return QUAY_OK;
   QUAY_TRY(quay_stream_synchronize(stream));
   quay__error_restore(&before);
   return QUAY_OK;
@@ -174,13 +191,16 @@ static quay_status record_end(quay_stream *stream, quay_event **out_event) {
 
 quay_status quay_access_end(quay_access *access) {
   QUAY__REQUIRE(access);
-  if (access->stream == NULL) return QUAY_OK;
+  if (access->stream == NULL)
+    return QUAY_OK;
   quay_event *event = NULL;
   const quay_status recorded = record_end(access->stream, &event);
   quay__error_state error;
-  if (recorded != QUAY_OK) quay__error_save(&error);
+  if (recorded != QUAY_OK)
+    quay__error_save(&error);
   const quay_status closed = close_uses(access, event);
-  if (recorded != QUAY_OK) quay__error_restore(&error);
+  if (recorded != QUAY_OK)
+    quay__error_restore(&error);
   quay_event_release(event);
   quay__live_add(QUAY__LIVE_ACCESSES, -1);
   return recorded != QUAY_OK ? recorded : closed;

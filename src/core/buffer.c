@@ -27,7 +27,8 @@ static quay_status handle_new(quay__storage *storage, uint64_t offset, uint64_t 
   buffer->id = quay__next_id();
   buffer->offset = offset;
   buffer->size = size;
-  if (extents != 0) memcpy(buffer->shape, shape, extents);
+  if (extents != 0)
+    memcpy(buffer->shape, shape, extents);
   *out_buffer = buffer;
   return QUAY_OK;
 }
@@ -35,9 +36,9 @@ static quay_status handle_new(quay__storage *storage, uint64_t offset, uint64_t 
 /* A handle on all of a new storage, whose reference is given back on error. */
 static quay_status handle_on_all(quay__storage *storage, quay_dtype dtype, int32_t rank,
                                  const int64_t *shape, quay_buffer **out_buffer) {
-  const quay_status status =
-      handle_new(storage, 0, storage->size, dtype, rank, shape, out_buffer);
-  if (status != QUAY_OK) quay__storage_release(storage);
+  const quay_status status = handle_new(storage, 0, storage->size, dtype, rank, shape, out_buffer);
+  if (status != QUAY_OK)
+    quay__storage_release(storage);
   return status;
 }
 
@@ -55,9 +56,10 @@ static quay_status create(quay_allocator *allocator, quay_dtype dtype, int32_t r
                           const int64_t *shape, const quay_alloc_options *options,
                           quay_buffer **out_buffer) {
   QUAY_TRY(create_lazy(allocator, dtype, rank, shape, options, out_buffer));
-  const quay_status status = quay__storage_allocate_new(
-      (*out_buffer)->storage, options != NULL ? options->stream : NULL);
-  if (status == QUAY_OK) return QUAY_OK;
+  const quay_status status =
+      quay__storage_allocate_new((*out_buffer)->storage, options != NULL ? options->stream : NULL);
+  if (status == QUAY_OK)
+    return QUAY_OK;
   quay_buffer_release(*out_buffer);
   *out_buffer = NULL;
   return status;
@@ -78,9 +80,10 @@ quay_status quay_buffer_create_lazy(quay_allocator *allocator, quay_dtype dtype,
   QUAY__REQUIRE(out_buffer);
   *out_buffer = NULL;
   if (options != NULL && options->stream != NULL) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "quay_buffer_create_lazy: a stream in the options, which may be gone when the "
-                      "memory is allocated; use quay_buffer_create() or leave it NULL");
+    return quay__fail(
+        QUAY_STATUS_INVALID_ARGUMENT,
+        "quay_buffer_create_lazy: a stream in the options, which may be gone when the "
+        "memory is allocated; use quay_buffer_create() or leave it NULL");
   }
   return create_lazy(allocator, dtype, rank, shape, options, out_buffer);
 }
@@ -104,34 +107,37 @@ quay_status quay_buffer_create_from_host(quay_allocator *allocator, quay_dtype d
   uint64_t size;
   QUAY_TRY(quay_dtype_array_size(dtype, rank, shape, &size));
   if (data == NULL && size != 0) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "quay_buffer_create_from_host: the argument data is NULL; the array takes %llu "
-                      "bytes",
-                      (unsigned long long)size);
+    return quay__fail(
+        QUAY_STATUS_INVALID_ARGUMENT,
+        "quay_buffer_create_from_host: the argument data is NULL; the array takes %llu "
+        "bytes",
+        (unsigned long long)size);
   }
   QUAY_TRY(create(allocator, dtype, rank, shape, options, out_buffer));
-  const quay_status status =
-      size != 0 ? quay_buffer_copy_in(*out_buffer, data, size) : QUAY_OK;
-  if (status == QUAY_OK) return QUAY_OK;
+  const quay_status status = size != 0 ? quay_buffer_copy_in(*out_buffer, data, size) : QUAY_OK;
+  if (status == QUAY_OK)
+    return QUAY_OK;
   quay_buffer_release(*out_buffer);
   *out_buffer = NULL;
   return status;
 }
 
 static quay_status check_whole_size(const char *function, uint64_t size, uint64_t wanted) {
-  if (size == wanted) return QUAY_OK;
-  return quay__fail(QUAY_STATUS_SIZE_MISMATCH,
-                    "%s: the dtype and shape take %llu bytes, but there are %llu; they must be equal",
-                    function, (unsigned long long)size, (unsigned long long)wanted);
+  if (size == wanted)
+    return QUAY_OK;
+  return quay__fail(
+      QUAY_STATUS_SIZE_MISMATCH,
+      "%s: the dtype and shape take %llu bytes, but there are %llu; they must be equal", function,
+      (unsigned long long)size, (unsigned long long)wanted);
 }
 
 static quay_status from_raw(quay_raw_buffer *raw, quay_dtype dtype, int32_t rank,
                             const int64_t *shape, quay_buffer **out_buffer) {
   quay__storage *storage;
   QUAY_TRY(quay__storage_create_from_raw(raw, &storage));
-  const quay_status status =
-      handle_new(storage, 0, storage->size, dtype, rank, shape, out_buffer);
-  if (status == QUAY_OK) return QUAY_OK;
+  const quay_status status = handle_new(storage, 0, storage->size, dtype, rank, shape, out_buffer);
+  if (status == QUAY_OK)
+    return QUAY_OK;
   quay__storage_take_raw(storage, raw);
   quay__storage_release(storage);
   return status;
@@ -143,9 +149,10 @@ quay_status quay_buffer_from_raw(quay_raw_buffer *raw, quay_dtype dtype, int32_t
   *out_buffer = NULL;
   QUAY__REQUIRE(raw);
   if (raw->arm == QUAY_RAW_NONE || raw->owner == NULL) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "quay_buffer_from_raw: the raw buffer is zeroed: it was freed or moved, or never "
-                      "allocated");
+    return quay__fail(
+        QUAY_STATUS_INVALID_ARGUMENT,
+        "quay_buffer_from_raw: the raw buffer is zeroed: it was freed or moved, or never "
+        "allocated");
   }
   uint64_t size;
   QUAY_TRY(quay_dtype_array_size(dtype, rank, shape, &size));
@@ -166,10 +173,11 @@ quay_status quay_buffer_release_raw(quay_buffer **buffer, quay_raw_buffer *out_r
   const unsigned handles = atomic_load_explicit(&(*buffer)->references, memory_order_acquire);
   const unsigned uses = atomic_load_explicit(&storage->references, memory_order_acquire);
   if (handles != 1 || uses != 1) {
-    return quay__fail(QUAY_STATUS_BUSY,
-                      "quay_buffer_release_raw: the handle has %u references, and its storage is held "
-                      "by %u handles and open accesses; both must be 1",
-                      handles, uses);
+    return quay__fail(
+        QUAY_STATUS_BUSY,
+        "quay_buffer_release_raw: the handle has %u references, and its storage is held "
+        "by %u handles and open accesses; both must be 1",
+        handles, uses);
   }
   QUAY_TRY(quay__hazards_drain(storage, 0, storage->size));
   quay__storage_take_raw(storage, out_raw);
@@ -210,13 +218,16 @@ quay_status quay_buffer_adopt_host(quay_allocator *allocator, quay_dtype dtype, 
 }
 
 quay_buffer *quay_buffer_retain(quay_buffer *buffer) {
-  if (buffer != NULL) atomic_fetch_add_explicit(&buffer->references, 1, memory_order_relaxed);
+  if (buffer != NULL)
+    atomic_fetch_add_explicit(&buffer->references, 1, memory_order_relaxed);
   return buffer;
 }
 
 void quay_buffer_release(quay_buffer *buffer) {
-  if (buffer == NULL) return;
-  if (atomic_fetch_sub_explicit(&buffer->references, 1, memory_order_acq_rel) != 1) return;
+  if (buffer == NULL)
+    return;
+  if (atomic_fetch_sub_explicit(&buffer->references, 1, memory_order_acq_rel) != 1)
+    return;
   quay__storage_release(buffer->storage);
   quay__os_free(buffer);
 }
@@ -225,29 +236,32 @@ void quay_buffer_release(quay_buffer *buffer) {
 
 static quay_status check_window(const char *function, const quay_buffer *buffer, uint64_t offset,
                                 uint64_t size) {
-  if (quay__in_range(offset, size, buffer->size)) return QUAY_OK;
+  if (quay__in_range(offset, size, buffer->size))
+    return QUAY_OK;
   return quay__fail(QUAY_STATUS_OUT_OF_RANGE,
-                    "%s: %llu bytes from offset %llu reach outside the buffer of %llu bytes", function,
-                    (unsigned long long)size, (unsigned long long)offset,
+                    "%s: %llu bytes from offset %llu reach outside the buffer of %llu bytes",
+                    function, (unsigned long long)size, (unsigned long long)offset,
                     (unsigned long long)buffer->size);
 }
 
 static quay_status check_alignment(const char *function, const quay_buffer *buffer, uint64_t offset,
                                    quay_dtype dtype) {
   const uint64_t alignment = quay_dtype_alignment(dtype);
-  if ((buffer->offset + offset) % alignment == 0) return QUAY_OK;
-  return quay__fail(QUAY_STATUS_MISALIGNED,
-                    "%s: offset %llu, which is %llu from the start of the storage, is no multiple of "
-                    "%llu, the alignment of %s; quay_buffer_view_unaligned() takes any offset",
-                    function, (unsigned long long)offset,
-                    (unsigned long long)(buffer->offset + offset), (unsigned long long)alignment,
-                    quay_dtype_name(dtype));
+  if ((buffer->offset + offset) % alignment == 0)
+    return QUAY_OK;
+  return quay__fail(
+      QUAY_STATUS_MISALIGNED,
+      "%s: offset %llu, which is %llu from the start of the storage, is no multiple of "
+      "%llu, the alignment of %s; quay_buffer_view_unaligned() takes any offset",
+      function, (unsigned long long)offset, (unsigned long long)(buffer->offset + offset),
+      (unsigned long long)alignment, quay_dtype_name(dtype));
 }
 
 /* A view whose window has been checked. */
 static quay_status view_new(quay_buffer *buffer, uint64_t offset, uint64_t size, quay_dtype dtype,
                             int32_t rank, const int64_t *shape, quay_buffer **out_view) {
-  QUAY_TRY(handle_new(buffer->storage, buffer->offset + offset, size, dtype, rank, shape, out_view));
+  QUAY_TRY(
+      handle_new(buffer->storage, buffer->offset + offset, size, dtype, rank, shape, out_view));
   (void)quay__storage_retain(buffer->storage);
   return QUAY_OK;
 }
@@ -275,8 +289,7 @@ quay_status quay_buffer_view_typed(quay_buffer *buffer, uint64_t offset, quay_dt
 }
 
 quay_status quay_buffer_view_unaligned(quay_buffer *buffer, uint64_t offset, quay_dtype dtype,
-                                       int32_t rank, const int64_t *shape,
-                                       quay_buffer **out_view) {
+                                       int32_t rank, const int64_t *shape, quay_buffer **out_view) {
   QUAY__REQUIRE(out_view);
   *out_view = NULL;
   QUAY__REQUIRE(buffer);
@@ -321,13 +334,16 @@ uint64_t quay_buffer_offset(const quay_buffer *buffer) {
 }
 
 uint64_t quay_buffer_count(const quay_buffer *buffer) {
-  if (buffer == NULL) return 0;
+  if (buffer == NULL)
+    return 0;
   for (uint8_t i = 0; i < buffer->rank; i++) {
-    if (buffer->shape[i] == 0) return 0;
+    if (buffer->shape[i] == 0)
+      return 0;
   }
   /* Without an extent of 0 the size bounds every partial product. */
   uint64_t count = 1;
-  for (uint8_t i = 0; i < buffer->rank; i++) count *= (uint64_t)buffer->shape[i];
+  for (uint8_t i = 0; i < buffer->rank; i++)
+    count *= (uint64_t)buffer->shape[i];
   return count;
 }
 
@@ -360,7 +376,8 @@ quay_memory_kind quay_buffer_kind(const quay_buffer *buffer) {
 }
 
 uint64_t quay_buffer_generation(const quay_buffer *buffer) {
-  if (buffer == NULL) return 0;
+  if (buffer == NULL)
+    return 0;
   const quay__storage *storage = buffer->storage;
   return quay__storage_ready(storage) ? storage->generation
                                       : quay__device_generation(storage->allocator->device);

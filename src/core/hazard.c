@@ -17,13 +17,15 @@ typedef struct node {
                           the last writer) */
 } node;
 
-enum { POOL_SIZE = 8 };
+enum {
+  POOL_SIZE = 8
+};
 
 typedef struct quay__hazards {
   node *open;
-  node *records;           /* newest first */
+  node *records;            /* newest first */
   atomic_uint record_count; /* for a look without the lock */
-  uint64_t clock;          /* place in time of the newest record */
+  uint64_t clock;           /* place in time of the newest record */
   node *unused;
   node pool[POOL_SIZE];
 } hazards;
@@ -33,7 +35,8 @@ static bool writes(quay_use_mode mode) {
 }
 
 static bool overlap(const quay__range *a, const quay__range *b) {
-  if (a->size == 0 || b->size == 0) return false;
+  if (a->size == 0 || b->size == 0)
+    return false;
   return a->offset < b->offset + b->size && b->offset < a->offset + a->size;
 }
 
@@ -53,14 +56,17 @@ static hazards *peek(quay__storage *storage) {
 /* The storage's hazards, made at first need. NULL without memory. */
 static hazards *get(quay__storage *storage) {
   hazards *existing = peek(storage);
-  if (existing != NULL) return existing;
+  if (existing != NULL)
+    return existing;
   hazards *made = quay__os_calloc(1, sizeof(*made));
-  if (made == NULL) return NULL;
+  if (made == NULL)
+    return NULL;
   for (size_t i = 0; i < POOL_SIZE; i++) {
     made->pool[i].next = made->unused;
     made->unused = &made->pool[i];
   }
-  if (atomic_compare_exchange_strong(&storage->hazards, &existing, made)) return made;
+  if (atomic_compare_exchange_strong(&storage->hazards, &existing, made))
+    return made;
   quay__os_free(made);
   return existing;
 }
@@ -76,7 +82,8 @@ static node *acquire_with_node(quay__storage *storage, hazards *h) {
   }
   quay__stripe_release(storage);
   taken = quay__os_calloc(1, sizeof(*taken));
-  if (taken != NULL) quay__stripe_acquire(storage);
+  if (taken != NULL)
+    quay__stripe_acquire(storage);
   return taken;
 }
 
@@ -88,7 +95,8 @@ static void free_nodes(const hazards *h, node *list) {
   while (list != NULL) {
     node *next = list->next;
     const bool pooled = list >= h->pool && list < h->pool + POOL_SIZE;
-    if (!pooled) quay__os_free(list);
+    if (!pooled)
+      quay__os_free(list);
     list = next;
   }
 }
@@ -104,7 +112,8 @@ static void give_back(quay__storage *storage, hazards *h, node *dropped) {
     quay_event_release(n->event);
     quay_stream_release(n->stream);
   }
-  if (dropped == NULL) return;
+  if (dropped == NULL)
+    return;
   quay__stripe_acquire(storage);
   while (dropped != NULL) {
     node *next = dropped->next;
@@ -126,7 +135,8 @@ quay_status quay__hazards_open(quay__storage *storage, const quay__range *range,
                                quay_stream *stream, uint64_t access_id) {
   hazards *h = get(storage);
   node *opened = h != NULL ? acquire_with_node(storage, h) : NULL;
-  if (opened == NULL) return quay__fail_out_of_memory(sizeof(hazards), "the record of an access");
+  if (opened == NULL)
+    return quay__fail_out_of_memory(sizeof(hazards), "the record of an access");
   const node *other = h->open;
   while (other != NULL && (other->stream == stream || !conflict(&other->range, range))) {
     other = other->next;
@@ -135,12 +145,13 @@ quay_status quay__hazards_open(quay__storage *storage, const quay__range *range,
   if (other != NULL || sealed) {
     put_unused(h, opened);
     quay__stripe_release(storage);
-    if (sealed) return quay__storage_fail_read_only(storage);
-    return quay__fail(QUAY_STATUS_BUSY,
-                      "an access to bytes %llu to %llu of a storage conflicts with one that is open "
-                      "on another stream; end that one first",
-                      (unsigned long long)range->offset,
-                      (unsigned long long)(range->offset + range->size));
+    if (sealed)
+      return quay__storage_fail_read_only(storage);
+    return quay__fail(
+        QUAY_STATUS_BUSY,
+        "an access to bytes %llu to %llu of a storage conflicts with one that is open "
+        "on another stream; end that one first",
+        (unsigned long long)range->offset, (unsigned long long)(range->offset + range->size));
   }
   *opened = (node){.next = h->open, .range = *range, .key = access_id, .stream = stream};
   h->open = opened;
@@ -155,7 +166,8 @@ static quay_event *next_conflict(quay__storage *storage, hazards *h, const quay_
   quay__stripe_acquire(storage);
   const node *found = NULL;
   for (const node *n = h->records; n != NULL && n->key > *clock; n = n->next) {
-    if (n->event != NULL && n->stream != stream && conflict(&n->range, range)) found = n;
+    if (n->event != NULL && n->stream != stream && conflict(&n->range, range))
+      found = n;
   }
   quay_event *event = NULL;
   if (found != NULL) {
@@ -167,18 +179,21 @@ static quay_event *next_conflict(quay__storage *storage, hazards *h, const quay_
 }
 
 static quay_status order_after(quay_stream *stream, quay_event *event) {
-  if (quay__stream_can_wait(stream, event)) return quay_stream_wait(stream, event);
+  if (quay__stream_can_wait(stream, event))
+    return quay_stream_wait(stream, event);
   return quay_event_synchronize(event);
 }
 
 quay_status quay__hazards_order(quay__storage *storage, const quay__range *range,
                                 quay_stream *stream) {
   hazards *h = peek(storage);
-  if (!has_records(h)) return QUAY_OK;
+  if (!has_records(h))
+    return QUAY_OK;
   uint64_t clock = 0;
   for (;;) {
     quay_event *event = next_conflict(storage, h, range, stream, &clock);
-    if (event == NULL) return QUAY_OK;
+    if (event == NULL)
+      return QUAY_OK;
     const quay_status status = order_after(stream, event);
     quay_event_release(event);
     QUAY_TRY(status);
@@ -208,13 +223,16 @@ static void mark_complete(quay__storage *storage, hazards *h, const quay_event *
 
 static quay_status wait_for_conflicts(quay__storage *storage, const quay__range *range) {
   hazards *h = peek(storage);
-  if (!has_records(h)) return QUAY_OK;
+  if (!has_records(h))
+    return QUAY_OK;
   uint64_t clock = 0;
   for (;;) {
     quay_event *event = next_conflict(storage, h, range, NULL, &clock);
-    if (event == NULL) return QUAY_OK;
+    if (event == NULL)
+      return QUAY_OK;
     const quay_status status = quay_event_synchronize(event);
-    if (status == QUAY_OK) mark_complete(storage, h, event);
+    if (status == QUAY_OK)
+      mark_complete(storage, h, event);
     quay_event_release(event);
     QUAY_TRY(status);
   }
@@ -225,9 +243,11 @@ static quay_status wait_for_conflicts(quay__storage *storage, const quay__range 
 static bool cut_out(node *record, const quay__range *range, node **spare) {
   const uint64_t begin = record->range.offset, end = begin + record->range.size;
   const uint64_t cut_begin = range->offset, cut_end = cut_begin + range->size;
-  if (cut_begin <= begin && end <= cut_end) return true;
+  if (cut_begin <= begin && end <= cut_end)
+    return true;
   if (begin < cut_begin && cut_end < end) {
-    if (*spare == NULL) return false; /* at worst the device still counts as the last writer */
+    if (*spare == NULL)
+      return false; /* at worst the device still counts as the last writer */
     node *after = *spare;
     *spare = NULL;
     *after = *record;
@@ -248,9 +268,11 @@ static bool cut_out(node *record, const quay__range *range, node **spare) {
 /* The host is the last writer of the range from now on. */
 static void host_writes(quay__storage *storage, const quay__range *range) {
   hazards *h = peek(storage);
-  if (!has_records(h)) return;
+  if (!has_records(h))
+    return;
   node *spare = acquire_with_node(storage, h);
-  if (spare == NULL) quay__stripe_acquire(storage);
+  if (spare == NULL)
+    quay__stripe_acquire(storage);
   node *dropped = NULL;
   for (node **link = &h->records; *link != NULL;) {
     node *n = *link;
@@ -266,17 +288,20 @@ static void host_writes(quay__storage *storage, const quay__range *range) {
     }
     link = &(*link)->next;
   }
-  if (spare != NULL) put_unused(h, spare);
+  if (spare != NULL)
+    put_unused(h, spare);
   quay__stripe_release(storage);
   give_back(storage, h, dropped);
 }
 
 quay_status quay__hazards_wait(quay__storage *storage, uint64_t offset, uint64_t size,
                                quay_use_mode mode) {
-  if (peek(storage) == NULL) return QUAY_OK;
+  if (peek(storage) == NULL)
+    return QUAY_OK;
   const quay__range range = {.offset = offset, .size = size, .mode = mode};
   QUAY_TRY(wait_for_conflicts(storage, &range));
-  if (writes(mode)) host_writes(storage, &range);
+  if (writes(mode))
+    host_writes(storage, &range);
   return QUAY_OK;
 }
 
@@ -289,8 +314,8 @@ quay_status quay__hazards_drain(quay__storage *storage, uint64_t offset, uint64_
 static node *record(hazards *h, node *closed, quay_event *event, node *dropped) {
   for (node **link = &h->records; *link != NULL;) {
     const node *old = *link;
-    const bool later = writes(closed->range.mode) ||
-                       (!writes(old->range.mode) && old->stream == closed->stream);
+    const bool later =
+        writes(closed->range.mode) || (!writes(old->range.mode) && old->stream == closed->stream);
     if (later && contains(&closed->range, &old->range)) {
       dropped = unlink_record(h, link, dropped);
     } else {
@@ -308,7 +333,8 @@ static node *record(hazards *h, node *closed, quay_event *event, node *dropped) 
 
 void quay__hazards_close(quay__storage *storage, uint64_t access_id, quay_event *event) {
   hazards *h = peek(storage);
-  if (h == NULL) return;
+  if (h == NULL)
+    return;
   node *dropped = NULL;
   quay__stripe_acquire(storage);
   for (node **link = &h->open; *link != NULL;) {
@@ -334,7 +360,8 @@ static quay_event *oldest_event(quay__storage *storage, hazards *h) {
   quay_event *event = NULL;
   quay__stripe_acquire(storage);
   node **link = &h->records;
-  while (*link != NULL && (*link)->next != NULL) link = &(*link)->next;
+  while (*link != NULL && (*link)->next != NULL)
+    link = &(*link)->next;
   if (*link != NULL && (*link)->event != NULL) {
     event = quay_event_retain((*link)->event);
   } else if (*link != NULL) {
@@ -347,13 +374,16 @@ static quay_event *oldest_event(quay__storage *storage, hazards *h) {
 
 quay_status quay__hazards_bound(quay__storage *storage) {
   hazards *h = peek(storage);
-  if (h == NULL) return QUAY_OK;
+  if (h == NULL)
+    return QUAY_OK;
   quay_status first = QUAY_OK;
   while (atomic_load_explicit(&h->record_count, memory_order_relaxed) > QUAY__HAZARD_RECORDS_MAX) {
     quay_event *event = oldest_event(storage, h);
-    if (event == NULL) continue;
+    if (event == NULL)
+      continue;
     const quay_status status = quay_event_synchronize(event);
-    if (first == QUAY_OK) first = status;
+    if (first == QUAY_OK)
+      first = status;
     /* After an error, too: the device is lost, and nothing will complete any more. */
     mark_complete(storage, h, event);
     quay_event_release(event);
@@ -365,8 +395,10 @@ quay_status quay__hazards_seal(quay__storage *storage) {
   quay__stripe_acquire(storage);
   const hazards *h = peek(storage);
   const node *n = h != NULL ? h->open : NULL;
-  while (n != NULL && !writes(n->range.mode)) n = n->next;
-  if (n == NULL) atomic_store_explicit(&storage->sealed, true, memory_order_release);
+  while (n != NULL && !writes(n->range.mode))
+    n = n->next;
+  if (n == NULL)
+    atomic_store_explicit(&storage->sealed, true, memory_order_release);
   quay__stripe_release(storage);
   if (n != NULL) {
     return quay__fail(QUAY_STATUS_BUSY, "sealing a storage while an access that writes to it is "
@@ -378,11 +410,13 @@ quay_status quay__hazards_seal(quay__storage *storage) {
 
 quay_stream *quay__hazards_last_writer(quay__storage *storage, uint64_t offset, uint64_t size) {
   hazards *h = peek(storage);
-  if (!has_records(h)) return NULL;
+  if (!has_records(h))
+    return NULL;
   const quay__range range = {.offset = offset, .size = size, .mode = QUAY_READ};
   quay__stripe_acquire(storage);
   const node *n = h->records;
-  while (n != NULL && !conflict(&n->range, &range)) n = n->next;
+  while (n != NULL && !conflict(&n->range, &range))
+    n = n->next;
   quay_stream *stream = n != NULL ? quay_stream_retain(n->stream) : NULL;
   quay__stripe_release(storage);
   return stream;
@@ -394,17 +428,21 @@ size_t quay__hazards_pending(quay__storage *storage,
   size_t count = 0;
   for (const node *n = h != NULL ? h->records : NULL; n != NULL; n = n->next) {
     bool done = false;
-    if (n->event == NULL || quay_event_query(n->event, &done) != QUAY_OK || done) continue;
+    if (n->event == NULL || quay_event_query(n->event, &done) != QUAY_OK || done)
+      continue;
     size_t same = 0;
-    while (same < count && out_events[same] != n->event) same++;
-    if (same == count) out_events[count++] = n->event;
+    while (same < count && out_events[same] != n->event)
+      same++;
+    if (same == count)
+      out_events[count++] = n->event;
   }
   return count;
 }
 
 void quay__hazards_destroy(quay__storage *storage) {
   hazards *h = peek(storage);
-  if (h == NULL) return;
+  if (h == NULL)
+    return;
   for (node *n = h->records; n != NULL; n = n->next) {
     quay_event_release(n->event);
     quay_stream_release(n->stream);

@@ -11,47 +11,55 @@ static quay_status host_window(const quay_buffer *buffer, quay_use_mode mode,
   quay__storage *storage = buffer->storage;
   quay_allocator *allocator = storage->allocator;
   if (!quay__host_accessible(allocator)) {
-    return quay__fail(QUAY_STATUS_NOT_HOST_ACCESSIBLE,
-                      "host access to a buffer of the allocator %s, whose memory has no address that "
-                      "the CPU may use; copy with quay_buffer_copy_out() and quay_buffer_copy_in()",
-                      allocator->spec);
+    return quay__fail(
+        QUAY_STATUS_NOT_HOST_ACCESSIBLE,
+        "host access to a buffer of the allocator %s, whose memory has no address that "
+        "the CPU may use; copy with quay_buffer_copy_out() and quay_buffer_copy_in()",
+        allocator->spec);
   }
   QUAY_TRY(mode == QUAY_READ ? quay__storage_check_readable(storage)
                              : quay__storage_make_writable(storage));
   QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, mode));
   void *first = storage->plain;
-  if (first == NULL) QUAY_TRY(allocator->vtable.host_pointer(allocator, &storage->raw, &first));
+  if (first == NULL)
+    QUAY_TRY(allocator->vtable.host_pointer(allocator, &storage->raw, &first));
   *out_bytes = (unsigned char *)first + buffer->offset;
   return QUAY_OK;
 }
 
 static quay_status check_dtype(const char *function, const quay_buffer *buffer, quay_dtype dtype) {
-  if (dtype == (quay_dtype)buffer->dtype) return QUAY_OK;
-  return quay__fail(QUAY_STATUS_TYPE_MISMATCH,
-                    "%s: asked for %s, but the buffer holds %s; quay_buffer_reshape() makes a view of "
-                    "another dtype",
-                    function, quay_dtype_name(dtype), quay_dtype_name((quay_dtype)buffer->dtype));
+  if (dtype == (quay_dtype)buffer->dtype)
+    return QUAY_OK;
+  return quay__fail(
+      QUAY_STATUS_TYPE_MISMATCH,
+      "%s: asked for %s, but the buffer holds %s; quay_buffer_reshape() makes a view of "
+      "another dtype",
+      function, quay_dtype_name(dtype), quay_dtype_name((quay_dtype)buffer->dtype));
 }
 
 static quay_status check_aligned(const char *function, const void *data, quay_dtype dtype) {
   const size_t alignment = quay_dtype_alignment(dtype);
-  if ((uintptr_t)data % alignment == 0) return QUAY_OK;
-  return quay__fail(QUAY_STATUS_MISALIGNED,
-                    "%s: the address %p is no multiple of %zu, the alignment of %s; copy the bytes to "
-                    "a buffer of their own",
-                    function, data, alignment, quay_dtype_name(dtype));
+  if ((uintptr_t)data % alignment == 0)
+    return QUAY_OK;
+  return quay__fail(
+      QUAY_STATUS_MISALIGNED,
+      "%s: the address %p is no multiple of %zu, the alignment of %s; copy the bytes to "
+      "a buffer of their own",
+      function, data, alignment, quay_dtype_name(dtype));
 }
 
 quay_status quay_buffer_host_bytes(const quay_buffer *buffer, const void **out_bytes,
                                    uint64_t *out_size) {
   QUAY__REQUIRE(out_bytes);
   *out_bytes = NULL;
-  if (out_size != NULL) *out_size = 0;
+  if (out_size != NULL)
+    *out_size = 0;
   QUAY__REQUIRE(buffer);
   unsigned char *bytes;
   QUAY_TRY(host_window(buffer, QUAY_READ, &bytes));
   *out_bytes = bytes;
-  if (out_size != NULL) *out_size = buffer->size;
+  if (out_size != NULL)
+    *out_size = buffer->size;
   return QUAY_OK;
 }
 
@@ -59,12 +67,14 @@ quay_status quay_buffer_host_bytes_mut(quay_buffer *buffer, void **out_bytes, ui
   QUAY__MARK_CALLER();
   QUAY__REQUIRE(out_bytes);
   *out_bytes = NULL;
-  if (out_size != NULL) *out_size = 0;
+  if (out_size != NULL)
+    *out_size = 0;
   QUAY__REQUIRE(buffer);
   unsigned char *bytes;
   QUAY_TRY(host_window(buffer, QUAY_WRITE, &bytes));
   *out_bytes = bytes;
-  if (out_size != NULL) *out_size = buffer->size;
+  if (out_size != NULL)
+    *out_size = buffer->size;
   return QUAY_OK;
 }
 
@@ -120,10 +130,10 @@ static quay_status slice(const char *function, const quay_buffer *buffer, quay_d
   QUAY_TRY(check_dtype(function, buffer, dtype));
   const uint64_t elements = quay_buffer_count(buffer);
   if (!quay__in_range(first, count, elements)) {
-    return quay__fail(QUAY_STATUS_OUT_OF_RANGE,
-                      "%s: %llu elements from element %llu reach outside the buffer of %llu elements",
-                      function, (unsigned long long)count, (unsigned long long)first,
-                      (unsigned long long)elements);
+    return quay__fail(
+        QUAY_STATUS_OUT_OF_RANGE,
+        "%s: %llu elements from element %llu reach outside the buffer of %llu elements", function,
+        (unsigned long long)count, (unsigned long long)first, (unsigned long long)elements);
   }
   QUAY_TRY(typed_window(function, buffer, dtype, mode, out_bytes));
   *out_bytes += first * quay_dtype_size(dtype);

@@ -12,7 +12,11 @@
 #include "core/thread.h"
 
 /* Bits of quay__storage.options. */
-enum { OPTION_ZEROED = 1, OPTION_MIRROR = 2, OPTION_EXPORTABLE = 4 };
+enum {
+  OPTION_ZEROED = 1,
+  OPTION_MIRROR = 2,
+  OPTION_EXPORTABLE = 4
+};
 
 /* A thread that waits for another one's attempt to allocate, on its own stack: it gets that
  * attempt's result, error included. */
@@ -30,7 +34,8 @@ static atomic_uint retired_count;
 
 static quay_status new_storage(uint64_t size, quay__storage **out_storage) {
   quay__storage *storage = quay__os_calloc(1, sizeof(*storage));
-  if (storage == NULL) return quay__fail_out_of_memory(sizeof(*storage), "a buffer's storage");
+  if (storage == NULL)
+    return quay__fail_out_of_memory(sizeof(*storage), "a buffer's storage");
   atomic_init(&storage->references, 1);
   atomic_init(&storage->state, QUAY__STORAGE_EMPTY);
   storage->size = size;
@@ -46,16 +51,17 @@ quay_status quay__storage_create(quay_allocator *allocator, uint64_t size,
   quay_alloc_request request;
   quay__storage *storage = NULL;
   quay_status status = quay__alloc_request_make(resolved, size, options, &request);
-  if (status == QUAY_OK) status = new_storage(size, &storage);
+  if (status == QUAY_OK)
+    status = new_storage(size, &storage);
   if (status != QUAY_OK) {
     quay_allocator_release(resolved);
     return status;
   }
   storage->allocator = resolved;
   storage->alignment_log2 = (uint8_t)__builtin_ctzll(request.alignment);
-  storage->options = (uint8_t)((request.zeroed ? OPTION_ZEROED : 0) |
-                               (request.mirror ? OPTION_MIRROR : 0) |
-                               (request.exportable ? OPTION_EXPORTABLE : 0));
+  storage->options =
+      (uint8_t)((request.zeroed ? OPTION_ZEROED : 0) | (request.mirror ? OPTION_MIRROR : 0) |
+                (request.exportable ? OPTION_EXPORTABLE : 0));
   quay__live_add(QUAY__LIVE_STORAGES, 1);
   *out_storage = storage;
   return QUAY_OK;
@@ -65,7 +71,8 @@ quay_status quay__storage_create(quay_allocator *allocator, uint64_t size,
 static quay_status find_plain(quay_allocator *allocator, const quay_raw_buffer *raw,
                               void **out_plain) {
   *out_plain = NULL;
-  if (!quay__plain_host_memory(allocator)) return QUAY_OK;
+  if (!quay__plain_host_memory(allocator))
+    return QUAY_OK;
   return allocator->vtable.host_pointer(allocator, raw, out_plain);
 }
 
@@ -110,11 +117,14 @@ static quay_status allocate_raw(const quay__storage *storage, quay_stream *strea
   QUAY_TRY(quay__device_check(storage->allocator->device));
   quay__error_state before;
   const bool can_collect = atomic_load_explicit(&retired_count, memory_order_relaxed) != 0;
-  if (can_collect) quay__error_save(&before);
+  if (can_collect)
+    quay__error_save(&before);
   quay_status status = quay__alloc(storage->allocator, &request, out_raw);
-  if (!out_of_memory(status) || !can_collect || quay__storage_collect() == 0) return status;
+  if (!out_of_memory(status) || !can_collect || quay__storage_collect() == 0)
+    return status;
   status = quay__alloc(storage->allocator, &request, out_raw);
-  if (status == QUAY_OK) quay__error_restore(&before);
+  if (status == QUAY_OK)
+    quay__error_restore(&before);
   return status;
 }
 
@@ -124,7 +134,8 @@ static quay_status allocate(const quay__storage *storage, quay_stream *stream,
   *out_generation = quay__device_generation(storage->allocator->device);
   QUAY_TRY(allocate_raw(storage, stream, out_raw));
   const quay_status status = find_plain(storage->allocator, out_raw, out_plain);
-  if (status != QUAY_OK) quay__free(storage->allocator, out_raw, NULL, 0);
+  if (status != QUAY_OK)
+    quay__free(storage->allocator, out_raw, NULL, 0);
   return status;
 }
 
@@ -152,9 +163,11 @@ quay_status quay__storage_allocate_new(quay__storage *storage, quay_stream *stre
 static quay_status wait_for_attempt(quay__storage *storage) {
   allocation_waiter self = {.next = storage->waiters};
   storage->waiters = &self;
-  while (!self.done) quay__stripe_wait(storage);
+  while (!self.done)
+    quay__stripe_wait(storage);
   quay__stripe_release(storage);
-  if (self.status != QUAY_OK) quay__error_restore(&self.error);
+  if (self.status != QUAY_OK)
+    quay__error_restore(&self.error);
   return self.status;
 }
 
@@ -163,7 +176,8 @@ static void tell_waiters(quay__storage *storage, allocation_waiter *waiters, qua
   while (waiters != NULL) {
     allocation_waiter *waiter = waiters;
     waiters = waiter->next;
-    if (status != QUAY_OK) quay__error_save(&waiter->error);
+    if (status != QUAY_OK)
+      quay__error_save(&waiter->error);
     waiter->status = status;
     waiter->done = true;
   }
@@ -171,14 +185,16 @@ static void tell_waiters(quay__storage *storage, allocation_waiter *waiters, qua
 }
 
 quay_status quay__storage_ensure(quay__storage *storage) {
-  if (quay__storage_ready(storage)) return QUAY_OK;
+  if (quay__storage_ready(storage))
+    return QUAY_OK;
   quay__stripe_acquire(storage);
   const unsigned char state = atomic_load_explicit(&storage->state, memory_order_relaxed);
   if (state == QUAY__STORAGE_READY) {
     quay__stripe_release(storage);
     return QUAY_OK;
   }
-  if (state == QUAY__STORAGE_ALLOCATING) return wait_for_attempt(storage);
+  if (state == QUAY__STORAGE_ALLOCATING)
+    return wait_for_attempt(storage);
   storage->waiters = NULL;
   atomic_store_explicit(&storage->state, QUAY__STORAGE_ALLOCATING, memory_order_relaxed);
   quay__stripe_release(storage);
@@ -196,17 +212,19 @@ quay_status quay__storage_ensure(quay__storage *storage) {
     storage->waiters = NULL;
     atomic_store_explicit(&storage->state, QUAY__STORAGE_EMPTY, memory_order_relaxed);
   }
-  if (waiters != NULL) tell_waiters(storage, waiters, status);
+  if (waiters != NULL)
+    tell_waiters(storage, waiters, status);
   quay__stripe_release(storage);
   return status;
 }
 
 quay_status quay__storage_check_readable(quay__storage *storage) {
   if (!quay__storage_ready(storage)) {
-    return quay__fail(QUAY_STATUS_NOT_ALLOCATED,
-                      "reading a lazy buffer of %llu bytes that nothing was written to; write to it "
-                      "or call quay_buffer_ensure_allocated() first",
-                      (unsigned long long)storage->size);
+    return quay__fail(
+        QUAY_STATUS_NOT_ALLOCATED,
+        "reading a lazy buffer of %llu bytes that nothing was written to; write to it "
+        "or call quay_buffer_ensure_allocated() first",
+        (unsigned long long)storage->size);
   }
   quay_device *device = storage->allocator->device;
   QUAY_TRY(quay__device_check(device));
@@ -232,11 +250,13 @@ quay_status quay__storage_fail_read_only(const quay__storage *storage) {
 }
 
 quay_status quay__storage_make_writable(quay__storage *storage) {
-  if (quay__storage_sealed(storage)) return quay__storage_fail_read_only(storage);
+  if (quay__storage_sealed(storage))
+    return quay__storage_fail_read_only(storage);
   QUAY_TRY(quay__storage_ensure(storage));
   QUAY_TRY(quay__storage_check_readable(storage));
   /* Once more: the backend may have allocated read-only memory. */
-  if (quay__storage_sealed(storage)) return quay__storage_fail_read_only(storage);
+  if (quay__storage_sealed(storage))
+    return quay__storage_fail_read_only(storage);
   return QUAY_OK;
 }
 
@@ -247,11 +267,14 @@ quay__storage *quay__storage_retain(quay__storage *storage) {
 
 static void storage_destroy(quay__storage *storage, quay_event *const *pending, size_t count) {
   if (quay__storage_ready(storage)) {
+    quay__error_state error;
+    quay__error_save(&error);
     if ((storage->raw.flags & QUAY_RAW_ADOPTED) != 0) {
       quay_raw_buffer_free(&storage->raw);
     } else {
       quay__free(storage->allocator, &storage->raw, pending, count);
     }
+    quay__error_restore(&error);
   }
   quay__hazards_destroy(storage);
   quay_allocator_release(storage->allocator);
@@ -286,7 +309,8 @@ static void release_with_hazards(quay__storage *storage) {
 }
 
 void quay__storage_release(quay__storage *storage) {
-  if (atomic_fetch_sub_explicit(&storage->references, 1, memory_order_release) != 1) return;
+  if (atomic_fetch_sub_explicit(&storage->references, 1, memory_order_release) != 1)
+    return;
   atomic_thread_fence(memory_order_acquire);
   if (atomic_load_explicit(&storage->hazards, memory_order_relaxed) != NULL) {
     release_with_hazards(storage);
@@ -304,7 +328,8 @@ static quay__storage *take_retired(void) {
 }
 
 uint64_t quay__storage_collect(void) {
-  if (atomic_load_explicit(&retired_count, memory_order_relaxed) == 0) return 0;
+  if (atomic_load_explicit(&retired_count, memory_order_relaxed) == 0)
+    return 0;
   quay__error_state error;
   quay__error_save(&error);
   uint64_t bytes = 0;
@@ -329,6 +354,7 @@ uint64_t quay__storage_collect(void) {
 
 quay_status quay_collect(uint64_t *out_bytes) {
   const uint64_t bytes = quay__storage_collect();
-  if (out_bytes != NULL) *out_bytes = bytes;
+  if (out_bytes != NULL)
+    *out_bytes = bytes;
   return QUAY_OK;
 }

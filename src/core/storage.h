@@ -14,7 +14,7 @@ typedef enum quay__storage_state {
   QUAY__STORAGE_READY,      /* `raw` is there and never changes again */
 } quay__storage_state;
 
-struct quay__hazards;          /* hazard.h */
+struct quay__hazards;           /* hazard.h */
 struct quay__allocation_waiter; /* storage.c */
 
 typedef struct quay__storage {
@@ -63,8 +63,8 @@ quay_status quay__storage_allocate_new(quay__storage *storage, quay_stream *stre
 /* Makes a storage with one reference for a raw buffer, which is moved into it on success. */
 quay_status quay__storage_create_from_raw(quay_raw_buffer *raw, quay__storage **out_storage);
 
-/* Moves the raw buffer out of a storage with one reference and no recorded work, which holds nothing
- * from then on. */
+/* Moves the raw buffer out of a storage with one reference and no recorded work, which holds
+ * nothing from then on. */
 void quay__storage_take_raw(quay__storage *storage, quay_raw_buffer *out_raw);
 
 /* Allocates if need be; see quay_buffer_ensure_allocated(). */
@@ -98,11 +98,15 @@ static inline bool quay__storage_sealed(const quay__storage *storage) {
  * plain host memory, allocated, of a healthy device, with no device work ever recorded. NULL: take
  * the long way round, which also finds the error. */
 static inline unsigned char *quay__storage_plain(const quay__storage *storage, uint64_t offset) {
-  if (!quay__storage_ready(storage) || storage->plain == NULL) return NULL;
-  if (atomic_load_explicit(&storage->hazards, memory_order_acquire) != NULL) return NULL;
+  if (!quay__storage_ready(storage) || storage->plain == NULL)
+    return NULL;
+  if (atomic_load_explicit(&storage->hazards, memory_order_acquire) != NULL)
+    return NULL;
   const quay_device *device = storage->allocator->device;
-  if (atomic_load_explicit(&device->lost, memory_order_relaxed)) return NULL;
-  if (quay__device_generation(device) != storage->generation) return NULL;
+  if (atomic_load_explicit(&device->lost, memory_order_relaxed))
+    return NULL;
+  if (quay__device_generation(device) != storage->generation)
+    return NULL;
   return (unsigned char *)storage->plain + offset;
 }
 

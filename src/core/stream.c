@@ -14,7 +14,8 @@
 static quay_status stream_new(quay_device *device, uint64_t native, bool wrapped,
                               quay_stream **out_stream) {
   quay_stream *stream = quay__os_malloc(sizeof(*stream));
-  if (stream == NULL) return quay__fail_out_of_memory(sizeof(*stream), "a stream");
+  if (stream == NULL)
+    return quay__fail_out_of_memory(sizeof(*stream), "a stream");
   *stream = (quay_stream){
       .wrapped = wrapped,
       .device = quay_device_retain(device),
@@ -31,11 +32,13 @@ static quay_status create_on(quay_device *device, const quay_stream_options *opt
                              quay_stream **out_stream) {
   static const quay_stream_options defaults = {0};
   QUAY_TRY(quay__device_check(device));
-  if (!device->has_streams) return stream_new(device, 0, false, out_stream);
+  if (!device->has_streams)
+    return stream_new(device, 0, false, out_stream);
   uint64_t native = 0;
   QUAY_TRY(device->vtable.stream_create(device, options != NULL ? options : &defaults, &native));
   const quay_status status = stream_new(device, native, false, out_stream);
-  if (status != QUAY_OK) device->vtable.stream_destroy(device, native, false);
+  if (status != QUAY_OK)
+    device->vtable.stream_destroy(device, native, false);
   return status;
 }
 
@@ -43,7 +46,8 @@ quay_status quay_stream_create(quay_device *device, const quay_stream_options *o
                                quay_stream **out_stream) {
   QUAY__REQUIRE(out_stream);
   *out_stream = NULL;
-  if (device != NULL) return create_on(device, options, out_stream);
+  if (device != NULL)
+    return create_on(device, options, out_stream);
   quay_allocator *allocator = NULL;
   QUAY_TRY(quay_default_allocator_get(&allocator));
   const quay_status status = create_on(quay_allocator_device(allocator), options, out_stream);
@@ -65,18 +69,22 @@ quay_status quay_stream_wrap(quay_device *device, uint64_t native, quay_stream *
   uint64_t stream = 0;
   QUAY_TRY(device->vtable.stream_wrap(device, native, &stream));
   const quay_status status = stream_new(device, stream, true, out_stream);
-  if (status != QUAY_OK) device->vtable.stream_destroy(device, stream, true);
+  if (status != QUAY_OK)
+    device->vtable.stream_destroy(device, stream, true);
   return status;
 }
 
 quay_stream *quay_stream_retain(quay_stream *stream) {
-  if (stream != NULL) atomic_fetch_add_explicit(&stream->references, 1, memory_order_relaxed);
+  if (stream != NULL)
+    atomic_fetch_add_explicit(&stream->references, 1, memory_order_relaxed);
   return stream;
 }
 
 void quay_stream_release(quay_stream *stream) {
-  if (stream == NULL) return;
-  if (atomic_fetch_sub_explicit(&stream->references, 1, memory_order_acq_rel) != 1) return;
+  if (stream == NULL)
+    return;
+  if (atomic_fetch_sub_explicit(&stream->references, 1, memory_order_acq_rel) != 1)
+    return;
   quay_device *device = stream->device;
   if (device->has_streams) {
     quay__error_state error;
@@ -105,7 +113,8 @@ quay_status quay_stream_synchronize(quay_stream *stream) {
   QUAY__REQUIRE(stream);
   quay_device *device = stream->device;
   QUAY_TRY(quay__device_check(device));
-  if (!device->has_streams) return QUAY_OK;
+  if (!device->has_streams)
+    return QUAY_OK;
   return device->vtable.stream_synchronize(device, stream->native);
 }
 
@@ -122,12 +131,14 @@ quay_status quay_stream_wait(quay_stream *stream, quay_event *event) {
   QUAY_TRY(quay__device_check(device));
   QUAY_TRY(quay__device_check(event->device));
   if (!quay__stream_can_wait(stream, event)) {
-    return quay__fail(QUAY_STATUS_UNSUPPORTED,
-                      "quay_stream_wait: a stream of %s cannot wait for an event of %s, which is of "
-                      "another backend; wait on the host with quay_event_synchronize()",
-                      device->name, event->device->name);
+    return quay__fail(
+        QUAY_STATUS_UNSUPPORTED,
+        "quay_stream_wait: a stream of %s cannot wait for an event of %s, which is of "
+        "another backend; wait on the host with quay_event_synchronize()",
+        device->name, event->device->name);
   }
-  if (!device->has_streams) return QUAY_OK;
+  if (!device->has_streams)
+    return QUAY_OK;
   return device->vtable.stream_wait(device, stream->native, event->device, event->native);
 }
 
@@ -138,7 +149,8 @@ quay_status quay_event_record(quay_stream *stream, quay_event **out_event) {
   quay_device *device = stream->device;
   QUAY_TRY(quay__device_check(device));
   quay_event *event = quay__os_malloc(sizeof(*event));
-  if (event == NULL) return quay__fail_out_of_memory(sizeof(*event), "an event");
+  if (event == NULL)
+    return quay__fail_out_of_memory(sizeof(*event), "an event");
   uint64_t native = 0;
   if (device->has_streams) {
     const quay_status status = device->vtable.event_record(device, stream->native, &native);
@@ -159,7 +171,8 @@ quay_status quay_event_query(quay_event *event, bool *out_done) {
   QUAY__REQUIRE(event);
   quay_device *device = event->device;
   QUAY_TRY(quay__device_check(device));
-  if (device->has_streams) return device->vtable.event_query(device, event->native, out_done);
+  if (device->has_streams)
+    return device->vtable.event_query(device, event->native, out_done);
   *out_done = true;
   return QUAY_OK;
 }
@@ -168,18 +181,22 @@ quay_status quay_event_synchronize(quay_event *event) {
   QUAY__REQUIRE(event);
   quay_device *device = event->device;
   QUAY_TRY(quay__device_check(device));
-  if (!device->has_streams) return QUAY_OK;
+  if (!device->has_streams)
+    return QUAY_OK;
   return device->vtable.event_synchronize(device, event->native);
 }
 
 quay_event *quay_event_retain(quay_event *event) {
-  if (event != NULL) atomic_fetch_add_explicit(&event->references, 1, memory_order_relaxed);
+  if (event != NULL)
+    atomic_fetch_add_explicit(&event->references, 1, memory_order_relaxed);
   return event;
 }
 
 void quay_event_release(quay_event *event) {
-  if (event == NULL) return;
-  if (atomic_fetch_sub_explicit(&event->references, 1, memory_order_acq_rel) != 1) return;
+  if (event == NULL)
+    return;
+  if (atomic_fetch_sub_explicit(&event->references, 1, memory_order_acq_rel) != 1)
+    return;
   quay_device *device = event->device;
   if (device->has_streams) {
     quay__error_state error;

@@ -1,0 +1,284 @@
+/* Copies and fills of buffers: argument checks, the state of both sides, waiting for what
+ * conflicts. How the bytes move is copy_route.c's; plain host memory takes a short cut here. */
+#include "core/copy_route.h"
+
+#include <string.h>
+
+#include "core/arguments.h"
+#include "core/checked.h"
+#include "core/hazard.h"
+#include "core/host_copy.h"
+#include "core/storage.h"
+#include "core/thread.h"
+
+const char *quay_route_name(quay_route route) {
+  switch (route) {
+  case QUAY_ROUTE_NONE:
+    return "none";
+  case QUAY_ROUTE_WITHIN:
+    return "within";
+  case QUAY_ROUTE_DIRECT:
+    return "direct";
+  case QUAY_ROUTE_STAGED:
+    return "staged";
+  case QUAY_ROUTE_FILE:
+    return "file";
+  }
+  return "none";
+}
+
+const char *quay_memory_kind_name(quay_memory_kind kind) {
+  switch (kind) {
+  case QUAY_MEMORY_NONE:
+    return "none";
+  case QUAY_MEMORY_PAGEABLE:
+    return "pageable";
+  case QUAY_MEMORY_FILE:
+    return "file";
+  case QUAY_MEMORY_PINNED:
+    return "pinned";
+  case QUAY_MEMORY_MANAGED:
+    return "managed";
+  case QUAY_MEMORY_DEVICE:
+    return "device";
+  }
+  return "none";
+}
+
+/* The address of a buffer's window for the short cut; NULL: the long way. */
+static unsigned char *plain_source(const quay_buffer *source) {
+  return quay__storage_plain(source->storage, source->offset);
+}
+
+static unsigned char *plain_destination(const quay_buffer *destination) {
+  if (quay__storage_sealed(destination->storage))
+    return NULL;
+  return quay__storage_plain(destination->storage, destination->offset);
+}
+
+/* The two may overlap: windows of one storage, or the caller's pointer into a buffer. */
+static void move_host(void *destination, const void *source, uint64_t size) {
+  if (size > QUAY__HOST_COPY_SMALL) {
+    quay__host_move(destination, source, size, 0);
+  } else if (size != 0) {
+    memmove(destination, source, size);
+  }
+}
+
+static quay_status size_mismatch(const char *function, uint64_t size, uint64_t wanted) {
+  return quay__fail(QUAY_STATUS_SIZE_MISMATCH,
+                    "%s: %llu bytes for a buffer of %llu; both must be equal, quay_buffer_view() "
+                    "makes a smaller window",
+                    function, (unsigned long long)size, (unsigned long long)wanted);
+}
+
+static quay_status null_memory(const char *function, const char *argument, uint64_t size) {
+  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                    "%s: the argument %s is NULL; it must point to %llu bytes", function, argument,
+                    (unsigned long long)size);
+}
+
+static quay_status copy_in_slowly(quay_buffer *destination, const void *source, uint64_t size) {
+  quay__storage *storage = destination->storage;
+  QUAY_TRY(quay__storage_make_writable(storage));
+  if (size == 0)
+    return QUAY_OK;
+  QUAY_TRY(quay__hazards_wait(storage, destination->offset, size, QUAY_WRITE));
+  quay_allocator *allocator = storage->allocator;
+  const quay_status status =
+      allocator->vtable.copy_in(allocator, &storage->raw, destination->offset, source, size);
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+}
+
+quay_status quay_buffer_copy_in(quay_buffer *destination, const void *source, uint64_t size) {
+  QUAY__MARK_CALLER();
+  QUAY__REQUIRE(destination);
+  if (source == NULL && size != 0)
+    return null_memory("quay_buffer_copy_in", "source", size);
+  if (size != destination->size) {
+    return size_mismatch("quay_buffer_copy_in", size, destination->size);
+  }
+  unsigned char *to = plain_destination(destination);
+  if (to == NULL)
+    return copy_in_slowly(destination, source, size);
+  move_host(to, source, size);
+  return QUAY_OK;
+}
+
+static quay_status copy_out_slowly(const quay_buffer *source, void *destination, uint64_t size) {
+  quay__storage *storage = source->storage;
+  QUAY_TRY(quay__storage_check_readable(storage));
+  if (size == 0)
+    return QUAY_OK;
+  QUAY_TRY(quay__hazards_wait(storage, source->offset, size, QUAY_READ));
+  quay_allocator *allocator = storage->allocator;
+  const quay_status status =
+      allocator->vtable.copy_out(allocator, &storage->raw, source->offset, destination, size);
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+}
+
+quay_status quay_buffer_copy_out(const quay_buffer *source, void *destination, uint64_t size) {
+  QUAY__REQUIRE(source);
+  if (destination == NULL && size != 0) {
+    return null_memory("quay_buffer_copy_out", "destination", size);
+  }
+  if (size != source->size)
+    return size_mismatch("quay_buffer_copy_out", size, source->size);
+  const unsigned char *from = plain_source(source);
+  if (from == NULL)
+    return copy_out_slowly(source, destination, size);
+  move_host(destination, from, size);
+  return QUAY_OK;
+}
+
+static quay__side side_of(const quay_buffer *buffer, uint64_t offset) {
+  quay__storage *storage = buffer->storage;
+  return (quay__side){
+      .allocator = storage->allocator,
+      .raw = quay__storage_ready(storage) ? &storage->raw : NULL,
+      .offset = buffer->offset + offset,
+  };
+}
+
+/* Copies between two windows whose arguments have been checked. */
+static quay_status copy_slowly(quay_buffer *destination, uint64_t destination_offset,
+                               const quay_buffer *source, uint64_t source_offset, uint64_t size,
+                               const quay_copy_options *options) {
+  QUAY_TRY(quay__storage_check_readable(source->storage));
+  QUAY_TRY(quay__storage_make_writable(destination->storage));
+  if (options != NULL && options->stream != NULL) {
+    /* The copy comes after everything that was submitted to the stream, and is done on return. */
+    QUAY_TRY(quay_stream_synchronize(options->stream));
+  }
+  if (size == 0)
+    return QUAY_OK;
+  const quay__side to = side_of(destination, destination_offset);
+  const quay__side from = side_of(source, source_offset);
+  QUAY_TRY(quay__hazards_wait(source->storage, from.offset, size, QUAY_READ));
+  QUAY_TRY(quay__hazards_wait(destination->storage, to.offset, size, QUAY_WRITE));
+  return quay__route_copy(&to, &from, size, options);
+}
+
+quay_status quay_buffer_copy_from(quay_buffer *destination, const quay_buffer *source) {
+  QUAY__MARK_CALLER();
+  QUAY__REQUIRE(destination);
+  QUAY__REQUIRE(source);
+  const uint64_t size = destination->size;
+  if (source->size != size)
+    return size_mismatch("quay_buffer_copy_from", source->size, size);
+  unsigned char *to = plain_destination(destination);
+  const unsigned char *from = plain_source(source);
+  if (to == NULL || from == NULL)
+    return copy_slowly(destination, 0, source, 0, size, NULL);
+  move_host(to, from, size);
+  return QUAY_OK;
+}
+
+static quay_status check_region(const char *function, const char *side, const quay_buffer *buffer,
+                                uint64_t offset, uint64_t size) {
+  if (quay__in_range(offset, size, buffer->size))
+    return QUAY_OK;
+  return quay__fail(QUAY_STATUS_OUT_OF_RANGE,
+                    "%s: %llu bytes from offset %llu reach outside the %s of %llu bytes", function,
+                    (unsigned long long)size, (unsigned long long)offset, side,
+                    (unsigned long long)buffer->size);
+}
+
+/* The stream of a copy is of either side's device, or of the host's. */
+static quay_status check_stream(const char *function, const quay_buffer *destination,
+                                const quay_buffer *source, const quay_copy_options *options) {
+  if (options == NULL || options->stream == NULL)
+    return QUAY_OK;
+  const quay_device *device = quay_stream_device(options->stream);
+  if (device == destination->storage->allocator->device ||
+      device == source->storage->allocator->device) {
+    return QUAY_OK;
+  }
+  quay_device *host = quay_device_host();
+  const bool is_host = device == host;
+  quay_device_release(host);
+  if (is_host)
+    return QUAY_OK;
+  return quay__fail(
+      QUAY_STATUS_INVALID_ARGUMENT,
+      "%s: the stream is of the device %s, but the copy is from %s to %s; it must be of "
+      "one of them, or of the host",
+      function, device->name, source->storage->allocator->device->name,
+      destination->storage->allocator->device->name);
+}
+
+static quay_status check_copy(const char *function, const quay_buffer *destination,
+                              uint64_t destination_offset, const quay_buffer *source,
+                              uint64_t source_offset, uint64_t size,
+                              const quay_copy_options *options) {
+  QUAY_TRY(check_stream(function, destination, source, options));
+  QUAY_TRY(check_region(function, "destination", destination, destination_offset, size));
+  return check_region(function, "source", source, source_offset, size);
+}
+
+quay_status quay_buffer_copy_region(quay_buffer *destination, uint64_t destination_offset,
+                                    const quay_buffer *source, uint64_t source_offset,
+                                    uint64_t size, const quay_copy_options *options) {
+  QUAY__MARK_CALLER();
+  QUAY__REQUIRE(destination);
+  QUAY__REQUIRE(source);
+  QUAY_TRY(check_copy("quay_buffer_copy_region", destination, destination_offset, source,
+                      source_offset, size, options));
+  unsigned char *to = options == NULL ? plain_destination(destination) : NULL;
+  const unsigned char *from = to != NULL ? plain_source(source) : NULL;
+  if (from == NULL) {
+    return copy_slowly(destination, destination_offset, source, source_offset, size, options);
+  }
+  move_host(to + destination_offset, from + source_offset, size);
+  return QUAY_OK;
+}
+
+quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_offset,
+                           const quay_buffer *source, uint64_t source_offset, uint64_t size,
+                           const quay_copy_options *options, quay_copy_plan_info *out_plan) {
+  QUAY__REQUIRE(out_plan);
+  memset(out_plan, 0, sizeof(*out_plan));
+  QUAY__REQUIRE(destination);
+  QUAY__REQUIRE(source);
+  QUAY_TRY(check_copy("quay_copy_plan", destination, destination_offset, source, source_offset,
+                      size, options));
+  const quay__side to = side_of(destination, destination_offset);
+  const quay__side from = side_of(source, source_offset);
+  return quay__route_plan(&to, &from, size, options, out_plan);
+}
+
+static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t pattern_size) {
+  quay__storage *storage = buffer->storage;
+  QUAY_TRY(quay__storage_make_writable(storage));
+  if (buffer->size == 0)
+    return QUAY_OK;
+  QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, QUAY_WRITE));
+  quay_allocator *allocator = storage->allocator;
+  const quay_status status = allocator->vtable.fill(allocator, &storage->raw, buffer->offset,
+                                                    buffer->size, pattern, pattern_size);
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+}
+
+quay_status quay_buffer_fill(quay_buffer *buffer, const void *pattern, size_t pattern_size) {
+  QUAY__MARK_CALLER();
+  QUAY__REQUIRE(buffer);
+  QUAY__REQUIRE(pattern);
+  if (pattern_size > 16 || !quay__is_power_of_two(pattern_size)) {
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                      "quay_buffer_fill: a pattern of %zu bytes; it must have 1, 2, 4, 8 or 16",
+                      pattern_size);
+  }
+  if (buffer->size % pattern_size != 0) {
+    return quay__fail(
+        QUAY_STATUS_SIZE_MISMATCH,
+        "quay_buffer_fill: a buffer of %llu bytes is not a whole number of patterns of "
+        "%zu bytes",
+        (unsigned long long)buffer->size, pattern_size);
+  }
+  unsigned char *to = plain_destination(buffer);
+  if (to == NULL)
+    return fill_slowly(buffer, pattern, pattern_size);
+  if (buffer->size != 0)
+    quay__host_fill(to, buffer->size, pattern, pattern_size);
+  return QUAY_OK;
+}

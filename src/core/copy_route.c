@@ -1,0 +1,304 @@
+/* The copy router. The ladder in choose() is the whole of the policy; the rest carries it out. It
+ * always enters the outermost allocator of a side, so that layers see every copy, and it knows
+ * backends by their flags alone. Staging itself is in staging.c. */
+#include "core/copy_route.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/checked.h"
+#include "core/error.h"
+#include "core/host_copy.h"
+
+/* With a progress callback, direct copies are cut into about 64 slices within these bounds. */
+#define SLICE_MIN (UINT64_C(1) << 20)
+#define SLICE_MAX (UINT64_C(32) << 20)
+
+/* Which function of which side moves the bytes. */
+typedef enum copy_way {
+  WAY_NOTHING,
+  WAY_HOST_COPY,
+  WAY_WITHIN,
+  WAY_ACROSS_BY_DESTINATION,
+  WAY_ACROSS_BY_SOURCE,
+  WAY_COPY_IN,
+  WAY_COPY_OUT,
+  WAY_STAGED,
+} copy_way;
+
+typedef struct choice {
+  copy_way way;
+  quay_route route;
+  uint64_t chunk; /* bytes; 0: all at once */
+  uint32_t threads;
+  const char *reason;
+} choice;
+
+static const quay_copy_options no_options = {0};
+
+static bool is_file(const quay__side *side) {
+  return side->allocator->kind == QUAY_MEMORY_FILE;
+}
+
+/* Memory that may be read and written through its host address. A file's mapping is left alone: it
+ * faults if the file was truncated, and reading the file is faster. */
+static bool touchable(const quay__side *side) {
+  return quay__host_accessible(side->allocator) && !is_file(side);
+}
+
+/* Of the backend: layers around it don't change what the memory is. */
+static bool ordinary_memory(const quay__side *side) {
+  return quay__plain_host_memory(side->allocator->backend);
+}
+
+static bool asks_across(quay_allocator *asked, const quay__side *destination,
+                        const quay__side *source, uint64_t size, choice *out_choice) {
+  if (ordinary_memory(destination) && ordinary_memory(source))
+    return false;
+  /* A lazy side has no handle yet; size and owner are what there is to tell. */
+  const quay_raw_buffer lazy_destination = {.size = size, .owner = destination->allocator};
+  const quay_raw_buffer lazy_source = {.size = size, .owner = source->allocator};
+  quay_across_info info = {.route = QUAY_ROUTE_DIRECT};
+  if (!asked->vtable.can_copy_across(
+          asked, destination->raw != NULL ? destination->raw : &lazy_destination,
+          source->raw != NULL ? source->raw : &lazy_source, size, &info)) {
+    return false;
+  }
+  *out_choice = (choice){
+      .route = info.route,
+      .chunk = info.chunk,
+      .threads = info.threads != 0 ? info.threads : 1,
+      .reason = info.reason != NULL ? info.reason : "one backend reaches the other's memory",
+  };
+  return true;
+}
+
+static choice host_copy(uint64_t size, uint32_t threads) {
+  choice chosen = {.way = WAY_HOST_COPY,
+                   .route = QUAY_ROUTE_WITHIN,
+                   .reason = "both are ordinary host memory: the processor copies"};
+  quay__host_copy_plan(size, threads, &chosen.threads, &chosen.chunk);
+  return chosen;
+}
+
+static choice within(const quay__side *side, uint64_t size) {
+  choice chosen = {.way = WAY_WITHIN,
+                   .route = QUAY_ROUTE_WITHIN,
+                   .threads = 1,
+                   .reason = "both are of one device and kind: its backend's own copy"};
+  if (ordinary_memory(side))
+    quay__host_copy_plan(size, 0, &chosen.threads, &chosen.chunk);
+  return chosen;
+}
+
+static choice copy_in(const quay__side *destination) {
+  return (choice){
+      .way = WAY_COPY_IN,
+      .route = is_file(destination) ? QUAY_ROUTE_FILE : QUAY_ROUTE_DIRECT,
+      .threads = 1,
+      .reason = is_file(destination) ? "host memory is written to the file, past its mapping"
+                                     : "the destination's backend reads the source's host memory",
+  };
+}
+
+static choice copy_out(const quay__side *source) {
+  return (choice){
+      .way = WAY_COPY_OUT,
+      .route = is_file(source) ? QUAY_ROUTE_FILE : QUAY_ROUTE_DIRECT,
+      .threads = 1,
+      .reason = is_file(source) ? "the file is read into host memory, past its mapping"
+                                : "the source's backend writes the destination's host memory",
+  };
+}
+
+static quay_status staged(const quay__side *destination, const quay__side *source, uint64_t size,
+                          const quay_copy_options *options, choice *out_choice) {
+  if (options->forbid_staging) {
+    return quay__fail(
+        QUAY_STATUS_UNSUPPORTED,
+        "a copy from %s memory of %s to %s memory of %s has no direct path, and staging "
+        "through host memory was forbidden; allow it",
+        quay_memory_kind_name(source->allocator->kind), source->allocator->spec,
+        quay_memory_kind_name(destination->allocator->kind), destination->allocator->spec);
+  }
+  *out_choice = (choice){
+      .way = WAY_STAGED,
+      .route = QUAY_ROUTE_STAGED,
+      .threads = 1,
+      .reason = "no direct path between the two: through host memory in chunks",
+  };
+  return quay__staging_chunk(size, options, &out_choice->chunk);
+}
+
+/* The ladder. Nothing to move: nothing is done. Two sides of ordinary host memory: the processor
+ * copies. One space: its backend copies within it. A path that the destination offers, else one
+ * that the source offers: that backend copies across. A source that may be touched: the destination
+ * copies it in. A destination that may be touched: the source copies out to it. Else in chunks
+ * through host memory. */
+static quay_status choose(const quay__side *destination, const quay__side *source, uint64_t size,
+                          const quay_copy_options *options, choice *out_choice) {
+  if (size == 0) {
+    *out_choice = (choice){.way = WAY_NOTHING, .reason = "there are no bytes to move"};
+  } else if (quay__plain_host_memory(destination->allocator) &&
+             quay__plain_host_memory(source->allocator)) {
+    *out_choice = host_copy(size, options->max_threads);
+  } else if (quay__same_space(destination->allocator, source->allocator)) {
+    *out_choice = within(destination, size);
+  } else if (asks_across(destination->allocator, destination, source, size, out_choice)) {
+    out_choice->way = WAY_ACROSS_BY_DESTINATION;
+  } else if (asks_across(source->allocator, destination, source, size, out_choice)) {
+    out_choice->way = WAY_ACROSS_BY_SOURCE;
+  } else if (touchable(source)) {
+    *out_choice = copy_in(destination);
+  } else if (touchable(destination)) {
+    *out_choice = copy_out(source);
+  } else {
+    return staged(destination, source, size, options, out_choice);
+  }
+  return QUAY_OK;
+}
+
+quay_status quay__route_plan(const quay__side *destination, const quay__side *source, uint64_t size,
+                             const quay_copy_options *options, quay_copy_plan_info *out_plan) {
+  choice chosen;
+  QUAY_TRY(choose(destination, source, size, options != NULL ? options : &no_options, &chosen));
+  *out_plan = (quay_copy_plan_info){
+      .route = chosen.route,
+      .from = source->allocator->kind,
+      .to = destination->allocator->kind,
+      .size = size,
+      .chunk = chosen.chunk != 0 ? chosen.chunk : size,
+      .threads = chosen.threads,
+      .staging_bytes = chosen.way == WAY_STAGED ? chosen.chunk : 0,
+  };
+  (void)snprintf(out_plan->reason, sizeof(out_plan->reason), "%s", chosen.reason);
+  return QUAY_OK;
+}
+
+/* A copy under way. */
+typedef struct copy_job {
+  const quay__side *destination, *source;
+  uint64_t size;
+  const quay_copy_options *options;
+  unsigned char *to;         /* host address of the destination's first byte, where it is touched */
+  const unsigned char *from; /* and of the source's */
+} copy_job;
+
+static quay_status lend(const quay__side *side, uint64_t size, quay_use_mode mode) {
+  return side->allocator->vtable.lend(side->allocator, side->raw, side->offset, size, mode);
+}
+
+static quay_status touch(const quay__side *side, unsigned char **out_address) {
+  void *first = NULL;
+  QUAY_TRY(side->allocator->vtable.host_pointer(side->allocator, side->raw, &first));
+  *out_address = (unsigned char *)first + side->offset;
+  return QUAY_OK;
+}
+
+/* Tells the side that is not entered, and finds the addresses that the other one is given. Nothing
+ * has moved if this fails. */
+static quay_status prepare(copy_job *job, copy_way way) {
+  const quay__side *destination = job->destination, *source = job->source;
+  unsigned char *from = NULL;
+  switch (way) {
+  case WAY_NOTHING:
+  case WAY_STAGED:
+    return QUAY_OK;
+  case WAY_HOST_COPY:
+    QUAY_TRY(touch(source, &from));
+    job->from = from;
+    return touch(destination, &job->to);
+  case WAY_WITHIN:
+    if (destination->allocator == source->allocator)
+      return QUAY_OK;
+    return lend(source, job->size, QUAY_READ);
+  case WAY_ACROSS_BY_DESTINATION:
+    return lend(source, job->size, QUAY_READ);
+  case WAY_ACROSS_BY_SOURCE:
+    return lend(destination, job->size, QUAY_WRITE);
+  case WAY_COPY_IN:
+    QUAY_TRY(lend(source, job->size, QUAY_READ));
+    QUAY_TRY(touch(source, &from));
+    job->from = from;
+    return QUAY_OK;
+  case WAY_COPY_OUT:
+    QUAY_TRY(lend(destination, job->size, QUAY_WRITE));
+    return touch(destination, &job->to);
+  }
+  return QUAY_OK;
+}
+
+/* Moves `size` bytes from `at` bytes into the copy. */
+static quay_status move_slice(const copy_job *job, copy_way way, uint64_t at, uint64_t size) {
+  const quay__side *d = job->destination, *s = job->source;
+  const uint64_t to = d->offset + at, from = s->offset + at;
+  switch (way) {
+  case WAY_NOTHING:
+  case WAY_STAGED:
+    return QUAY_OK;
+  case WAY_HOST_COPY:
+    quay__host_move(job->to + at, job->from + at, size, job->options->max_threads);
+    return QUAY_OK;
+  case WAY_WITHIN:
+    return d->allocator->vtable.copy_within(d->allocator, d->raw, to, s->raw, from, size);
+  case WAY_ACROSS_BY_DESTINATION:
+    return d->allocator->vtable.copy_across(d->allocator, d->raw, to, s->raw, from, size);
+  case WAY_ACROSS_BY_SOURCE:
+    return s->allocator->vtable.copy_across(s->allocator, d->raw, to, s->raw, from, size);
+  case WAY_COPY_IN:
+    return d->allocator->vtable.copy_in(d->allocator, d->raw, to, job->from + at, size);
+  case WAY_COPY_OUT:
+    return s->allocator->vtable.copy_out(s->allocator, s->raw, from, job->to + at, size);
+  }
+  return QUAY_OK;
+}
+
+/* Whether slices must go from the last to the first, so that none overwrites what a later one has
+ * still to read. */
+static bool goes_backwards(const copy_job *job) {
+  if (job->to != NULL && job->from != NULL)
+    return (uintptr_t)job->to > (uintptr_t)job->from;
+  return job->destination->raw == job->source->raw &&
+         job->destination->offset > job->source->offset;
+}
+
+static quay_status move_in_slices(const copy_job *job, copy_way way) {
+  const uint64_t wanted = quay__align_down(job->size / 64, SLICE_MIN);
+  const uint64_t slice = quay__max(SLICE_MIN, quay__min(wanted, SLICE_MAX));
+  const bool backwards = goes_backwards(job);
+  for (uint64_t done = 0; done < job->size;) {
+    const uint64_t size = quay__min(slice, job->size - done);
+    QUAY_TRY(move_slice(job, way, backwards ? job->size - done - size : done, size));
+    done += size;
+    QUAY_TRY(quay__copy_progress(job->options, done, job->size));
+  }
+  return QUAY_OK;
+}
+
+quay_status quay__route_copy(const quay__side *destination, const quay__side *source, uint64_t size,
+                             const quay_copy_options *options) {
+  if (options == NULL)
+    options = &no_options;
+  choice chosen;
+  QUAY_TRY(choose(destination, source, size, options, &chosen));
+  if (chosen.way == WAY_STAGED)
+    return quay__stage(destination, source, size, chosen.chunk, options);
+  copy_job job = {.destination = destination, .source = source, .size = size, .options = options};
+  QUAY_TRY(prepare(&job, chosen.way));
+  const quay_status status = options->progress != NULL ? move_in_slices(&job, chosen.way)
+                                                       : move_slice(&job, chosen.way, 0, size);
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+}
+
+quay_status quay__copy_progress(const quay_copy_options *options, uint64_t done, uint64_t total) {
+  if (options->progress == NULL || options->progress(options->progress_user, done, total)) {
+    return QUAY_OK;
+  }
+  return quay__fail(QUAY_STATUS_CANCELLED,
+                    "the progress callback stopped the copy at %llu of %llu bytes",
+                    (unsigned long long)done, (unsigned long long)total);
+}
+
+quay_status quay__copy_failed_midway(void) {
+  return quay__error_append("; the destination's bytes are undefined now");
+}
