@@ -240,7 +240,8 @@ size_t quay__os_huge_page_size(void) {
     size = (size_t)2 << 20;
     if (read_head("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", text, sizeof text)) {
       const unsigned long long value = strtoull(text, NULL, 10);
-      if (value >= quay__os_page_size()) size = (size_t)value;
+      if (value >= quay__os_page_size())
+        size = (size_t)value;
     }
     atomic_store_explicit(&cached, size, memory_order_relaxed);
   }

@@ -211,7 +211,7 @@ quay_status quay__workers_run(uint32_t threads, uint64_t count, quay__task task,
   return job.error.status;
 }
 
-/* Joins everyone but the calling thread, which may be a worker: a task that calls exit(). */
+/* Joins everyone but the calling thread, which may be a worker: a task that ends the program. */
 static void join_all(uint32_t count) {
   for (uint32_t i = 0; i < count; i++) {
     if (pthread_equal(workers.threads[i], pthread_self())) {

@@ -21,10 +21,13 @@ static atomic_ulong calls;
 
 static void report(const char *name) {
   const char *const path = getenv("QUAY_TEST_FAIL_LOG");
-  if (path == NULL) return;
+  if (path == NULL)
+    return;
   const int file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-  if (file < 0) _exit(99);
-  if (write(file, name, strlen(name)) < 0 || write(file, "\n", 1) < 0) _exit(99);
+  if (file < 0)
+    _exit(99);
+  if (write(file, name, strlen(name)) < 0 || write(file, "\n", 1) < 0)
+    _exit(99);
   close(file);
 }
 
@@ -34,8 +37,10 @@ static bool fails(const char *name, int error) {
   const unsigned long nth = wanted != NULL ? strtoul(wanted, NULL, 10) : 0;
   const unsigned long call = atomic_fetch_add(&calls, 1) + 1;
   const bool hit = nth != 0 && (call == nth || (call > nth && getenv("QUAY_TEST_FAIL_ON") != NULL));
-  if (hit && call == nth) report(name);
-  if (hit) errno = error;
+  if (hit && call == nth)
+    report(name);
+  if (hit)
+    errno = error;
   return hit;
 }
 
@@ -44,7 +49,8 @@ static bool fails(const char *name, int error) {
   type __real_##name parameters;                                \
   type __wrap_##name parameters;                                \
   type __wrap_##name parameters {                               \
-    if (fails(#name, (error))) return (failure);                \
+    if (fails(#name, (error)))                                  \
+      return (failure);                                         \
     return __real_##name arguments;                             \
   }
 
