@@ -4,7 +4,6 @@
 #include <quay/backend.h>
 #include <quay/quay.h>
 #include <stdatomic.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,0 +1,96 @@
+/* Opening and closing the target, and the checks that the suite shares. */
+#include "contract.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/skip.h"
+
+quay_status own_backend_register(void); /* examples/own_backend.c */
+
+/* Every test runs in a process of its own, or after others in the same one. */
+static quay_allocator *open_variable(const char *variable, const char *otherwise) {
+  static bool registered;
+  if (!registered)
+    CONTRACT_OK(own_backend_register());
+  registered = true;
+  const char *spec = getenv(variable);
+  if (spec == NULL && otherwise != NULL)
+    spec = getenv(otherwise);
+  quay_allocator *allocator = NULL;
+  cr_assert_not_null(spec, "%s must name the allocator under test", variable);
+  cr_assert_eq(quay_allocator_open(spec, &allocator), QUAY_OK, "%s: %s", spec,
+               quay_last_error()->message);
+  return allocator;
+}
+
+quay_allocator *contract_open(void) {
+  return open_variable("QUAY_TEST_SPEC", NULL);
+}
+
+quay_allocator *contract_open_peer(void) {
+  return open_variable("QUAY_TEST_PEER", "QUAY_TEST_SPEC");
+}
+
+void contract_close(quay_allocator *allocator) {
+  quay_stats stats;
+  CONTRACT_OK(quay_allocator_stats(allocator, &stats));
+  cr_expect_eq(stats.live_count, 0, "%s leaks %zu blocks", quay_allocator_spec(allocator),
+               (size_t)stats.live_count);
+  cr_expect_eq(stats.live_bytes, 0, "%s leaks %zu bytes", quay_allocator_spec(allocator),
+               (size_t)stats.live_bytes);
+  cr_expect_eq(stats.error_count, 0, "%s counted %zu errors", quay_allocator_spec(allocator),
+               (size_t)stats.error_count);
+  if (quay_allocator_find(allocator, "track") != NULL)
+    CONTRACT_OK(quay_track_check(allocator));
+  quay_allocator_release(allocator);
+}
+
+const contract_target *contract_target_of(const quay_allocator *allocator) {
+  static const contract_target able = {.backend = "", .too_large = QUAY_STATUS_OUT_OF_HOST_MEMORY};
+  while (quay_allocator_inner(allocator) != NULL)
+    allocator = quay_allocator_inner(allocator);
+  for (size_t i = 0; i < CONTRACT_COUNT(contract_targets); i++) {
+    if (strcmp(contract_targets[i].backend, quay_allocator_name(allocator)) == 0)
+      return &contract_targets[i];
+  }
+  return &able;
+}
+
+bool contract_can(const quay_allocator *allocator, contract_ability ability) {
+  return contract_target_of(allocator)->cannot[ability] == NULL;
+}
+
+void contract_need(const quay_allocator *allocator, contract_ability ability) {
+  const contract_target *target = contract_target_of(allocator);
+  if (target->cannot[ability] != NULL)
+    quay_test_skip(target->backend, "%s", target->cannot[ability]);
+}
+
+quay_buffer *contract_buffer(quay_allocator *allocator, uint64_t size, uint64_t seed) {
+  const int64_t shape[] = {(int64_t)size};
+  quay_buffer *buffer = NULL;
+  CONTRACT_OK(quay_buffer_create(allocator, QUAY_U8, 1, shape, NULL, &buffer));
+  if (seed != 0) {
+    quay_test_block bytes = quay_test_block_make(size, 0, seed);
+    CONTRACT_OK(quay_buffer_copy_in(buffer, bytes.data, size));
+    quay_test_block_free(&bytes);
+  }
+  return buffer;
+}
+
+quay_buffer *contract_view(quay_buffer *buffer, uint64_t offset, uint64_t size) {
+  quay_buffer *view = NULL;
+  CONTRACT_OK(quay_buffer_view(buffer, offset, size, &view));
+  return view;
+}
+
+void contract_check_bytes(const quay_buffer *buffer, const void *expected, const char *what) {
+  const uint64_t size = quay_buffer_size(buffer);
+  quay_test_block found = quay_test_block_make(size, 5, 77);
+  CONTRACT_OK(quay_buffer_copy_out(buffer, found.data, size));
+  const size_t difference = quay_test_difference(found.data, expected, size);
+  cr_assert_eq(difference, size, "%s: byte %zu of %zu is wrong", what, difference, (size_t)size);
+  cr_assert(quay_test_block_intact(&found), "%s: copy_out wrote beside its destination", what);
+  quay_test_block_free(&found);
+}

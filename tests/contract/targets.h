@@ -1,0 +1,41 @@
+/* What each backend can't do, with the reason: the suite skips those tests and prints it. A backend
+ * that is not in the table is expected to do everything. */
+#ifndef QUAY_TESTS_CONTRACT_TARGETS_H
+#define QUAY_TESTS_CONTRACT_TARGETS_H
+
+#include <quay/quay.h>
+#include <stdbool.h>
+
+typedef enum contract_ability {
+  CONTRACT_HOST_ACCESS, /* the CPU can use the memory */
+  CONTRACT_ADDRESS,     /* it has an address */
+  CONTRACT_ADOPT,       /* it takes over host memory that somebody else made */
+  CONTRACT_RELEASE,     /* it gives its own memory away as host memory */
+  CONTRACT_ABILITY_COUNT,
+} contract_ability;
+
+typedef struct contract_target {
+  const char *backend;
+  /* NULL: it can. */
+  const char *cannot[CONTRACT_ABILITY_COUNT];
+  /* What an allocation of 2^62 bytes answers. */
+  quay_status too_large;
+} contract_target;
+
+static const contract_target contract_targets[] = {
+    {.backend = "cpu", .too_large = QUAY_STATUS_OUT_OF_HOST_MEMORY},
+    {
+        .backend = "mmap",
+        .cannot[CONTRACT_ADOPT] = "its memory is a file's; quay_mmap_adopt() takes mappings",
+        .cannot[CONTRACT_RELEASE] = "its memory is a file's, not pageable host memory",
+        .too_large = QUAY_STATUS_IO,
+    },
+    {
+        .backend = "own",
+        .cannot[CONTRACT_ADOPT] = "the example leaves the optional adopt_host out",
+        .cannot[CONTRACT_RELEASE] = "the example leaves the optional release out",
+        .too_large = QUAY_STATUS_OUT_OF_HOST_MEMORY,
+    },
+};
+
+#endif
