@@ -4,6 +4,7 @@
 #define QUAY_TESTS_CONTRACT_CONTRACT_H
 
 #include <criterion/criterion.h>
+#include <quay/backend.h>
 #include <quay/quay.h>
 
 #include "support/block.h"
