@@ -1,4 +1,4 @@
-/* Several threads on one target. Threads do not assert: they return what went wrong, or NULL. */
+/* Several threads on one target. Threads do not assert: they say what went wrong. */
 #include "contract.h"
 
 #include <pthread.h>
@@ -7,32 +7,46 @@
 
 #define THREADS 8
 
+struct job;
+/* What went wrong, or NULL. */
+typedef const char *(*job_function)(const struct job *own);
+
 typedef struct job {
+  job_function function;
+  const char *problem;
   quay_allocator *allocator;
   quay_buffer *buffer;
   unsigned number;
   pthread_barrier_t *start;
 } job;
 
-static void run_threads(void *(*function)(void *), quay_allocator *allocator, quay_buffer *buffer) {
+static void *start_job(void *argument) {
+  job *own = argument;
+  own->problem = own->function(own);
+  return NULL;
+}
+
+static void run_threads(job_function function, quay_allocator *allocator, quay_buffer *buffer) {
   pthread_t threads[THREADS];
   job jobs[THREADS];
   pthread_barrier_t start;
   pthread_barrier_init(&start, NULL, THREADS);
   for (unsigned i = 0; i < THREADS; i++) {
-    jobs[i] = (job){.allocator = allocator, .buffer = buffer, .number = i, .start = &start};
-    cr_assert_eq(pthread_create(&threads[i], NULL, function, &jobs[i]), 0);
+    jobs[i] = (job){.function = function,
+                    .allocator = allocator,
+                    .buffer = buffer,
+                    .number = i,
+                    .start = &start};
+    cr_assert_eq(pthread_create(&threads[i], NULL, start_job, &jobs[i]), 0);
   }
-  for (unsigned i = 0; i < THREADS; i++) {
-    void *problem = NULL;
-    pthread_join(threads[i], &problem);
-    cr_assert_null(problem, "thread %u: %s", i, (const char *)problem);
-  }
+  for (unsigned i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
+  for (unsigned i = 0; i < THREADS; i++)
+    cr_assert_null(jobs[i].problem, "thread %u: %s", i, jobs[i].problem);
   pthread_barrier_destroy(&start);
 }
 
-static void *allocate_and_free(void *argument) {
-  const job *own = argument;
+static const char *allocate_and_free(const job *own) {
   uint64_t state = own->number + 1;
   pthread_barrier_wait(own->start);
   for (int round = 0; round < 200; round++) {
@@ -65,8 +79,7 @@ Test(threads, racing_allocations_never_overlap_and_are_all_counted) {
   contract_close(allocator);
 }
 
-static void *ensure(void *argument) {
-  const job *own = argument;
+static const char *ensure(const job *own) {
   pthread_barrier_wait(own->start);
   if (quay_buffer_ensure_allocated(own->buffer) != QUAY_OK)
     return "ensure_allocated failed";
@@ -90,8 +103,7 @@ Test(threads, racing_threads_allocate_a_lazy_buffer_once) {
   contract_close(allocator);
 }
 
-static void *write_own_part(void *argument) {
-  const job *own = argument;
+static const char *write_own_part(const job *own) {
   unsigned char bytes[999];
   quay_buffer *view = NULL;
   memset(bytes, (int)(0x10 + own->number), sizeof bytes);
@@ -117,8 +129,7 @@ Test(threads, threads_that_write_windows_of_one_lazy_buffer_lose_nothing) {
   contract_close(allocator);
 }
 
-static void *fail_differently(void *argument) {
-  const job *own = argument;
+static const char *fail_differently(const job *own) {
   quay_raw_buffer raw;
   const quay_alloc_options odd = {.alignment = 3};
   if (quay_last_error()->status != QUAY_OK)
