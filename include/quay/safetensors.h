@@ -99,9 +99,9 @@ QUAY_API QUAY_NODISCARD quay_status quay_safetensors_get_metadata(
     const quay_safetensors *file, size_t index, quay_safetensors_metadata *out_metadata);
 
 /* Writes a file, which appears whole or not at all (see quay_buffer_save() for how, and for
- * `options`). Data stand in the order of the dtypes' alignment, largest first, then by name, as the
- * reference implementation writes them, so that each is aligned; the header is padded with spaces
- * to a multiple of 8 bytes. Buffers may be of any kind of memory.
+ * `options`). Data stand in the order of their elements' size, largest first, then by name, so that
+ * each is aligned; the header is padded with spaces to a multiple of 8 bytes. Buffers may be of any
+ * kind of memory.
  * Errors: INVALID_ARGUMENT (NULL, an empty list is fine; a name that is twice there, reserved or no
  * UTF-8; a header above QUAY_SAFETENSORS_HEADER_MAX); UNSUPPORTED (a dtype that the format does not
  * have); NOT_ALLOCATED; those of quay_buffer_save().

@@ -10,7 +10,7 @@
 #include "core/os.h"
 #include "interop/safetensors_header.h"
 
-/* The data begin at a multiple of this, in bytes: the largest alignment of a dtype. */
+/* The data begin at a multiple of this, in bytes: the largest element of the format. */
 #define DATA_ALIGNMENT 8u
 /* What is not pageable memory goes to the file through a block of this many bytes. */
 #define CHUNK_SIZE (4u << 20)
@@ -20,7 +20,7 @@ typedef struct placed {
   const char *name;
   const quay_buffer *buffer;
   const char *dtype_name;
-  size_t alignment; /* of the dtype, in bytes */
+  size_t element_size; /* bytes */
 } placed;
 
 typedef struct writer {
@@ -101,11 +101,11 @@ static quay_status check_entry(const writer *w, size_t index, const quay_safeten
   return quay_buffer_check(entry->buffer);
 }
 
-/* Largest alignment first, so that each tensor stands at a multiple of its own. */
+/* Largest elements first, so that each tensor stands at a multiple of its own element's size. */
 static int compare_placed(const void *left, const void *right) {
   const placed *a = left, *b = right;
-  if (a->alignment != b->alignment)
-    return a->alignment > b->alignment ? -1 : 1;
+  if (a->element_size != b->element_size)
+    return a->element_size > b->element_size ? -1 : 1;
   return strcmp(a->name, b->name);
 }
 
@@ -120,7 +120,7 @@ static quay_status place_tensors(writer *w, const quay_safetensors_entry *entrie
     w->tensors[i] = (placed){.name = entries[i].name,
                              .buffer = entries[i].buffer,
                              .dtype_name = quay__safetensors_dtype_name(dtype),
-                             .alignment = quay_dtype_alignment(dtype)};
+                             .element_size = quay_dtype_size(dtype)};
   }
   w->count = count;
   qsort(w->tensors, count, sizeof *w->tensors, compare_placed);
