@@ -116,7 +116,9 @@ static place find_place(const char *json, size_t end) {
       const size_t begin = ++i;
       while (i < end && json[i] != '"')
         i += json[i] == '\\' ? 2 : 1;
-      found.last_string = string_piece(json, begin, i < end ? i : end);
+      if (i >= end)
+        return found; /* the string that is wrong itself */
+      found.last_string = string_piece(json, begin, i);
       if (key_follows)
         found.entry = found.last_string;
       key_follows = false;
@@ -149,6 +151,10 @@ static quay_status fail_json(const parser *p, const char *json, size_t size,
   }
   const size_t position = error->position < 0 ? 0 : (size_t)error->position;
   const place found = find_place(json, quay__min(position, size));
+  if (code == json_error_invalid_utf8) {
+    return quay__fail(QUAY_STATUS_MALFORMED, "'%s': the header is no valid UTF-8: byte %zu",
+                      p->path, position);
+  }
   if (code == json_error_duplicate_key && found.last_string.text != NULL) {
     return fail_duplicate(p, &found);
   }
