@@ -45,14 +45,11 @@ static const char *end_string(parser *p, char *end) {
   return start;
 }
 
+/* What stands before an equals sign is a key if it is one word: a path is none. */
 static bool is_key(const char *text) {
-  if (text[0] < 'a' || text[0] > 'z')
-    return false;
-  for (const char *c = text; *c != '\0'; c++) {
-    if ((*c < 'a' || *c > 'z') && (*c < '0' || *c > '9') && *c != '_')
-      return false;
-  }
-  return true;
+#define LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+  return strspn(text, LETTERS) > 0 && text[strspn(text, LETTERS "0123456789")] == '\0';
+#undef LETTERS
 }
 
 /* One argument, up to a comma, the end, or in a layer a "+". */
