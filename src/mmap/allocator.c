@@ -50,10 +50,9 @@ static quay_status mmap_alloc(quay_allocator *allocator, const quay_alloc_reques
                           "memory behind files open one with a directory, such as mmap:/scratch",
                           (unsigned long long)request->size);
   }
-  if (request->mirror || request->exportable || request->stream != NULL) {
-    const char *option = request->mirror       ? "a mirror"
-                         : request->exportable ? "an exportable handle"
-                                               : "a stream";
+  /* A stream of the host does everything at once: its order is kept by itself. */
+  if (request->mirror || request->exportable) {
+    const char *option = request->mirror ? "a mirror" : "an exportable handle";
     return quay_error_set(QUAY_STATUS_UNSUPPORTED, QUAY__MMAP_NAME, 0, NULL,
                           "allocating %llu bytes with %s: mapped memory can't have that",
                           (unsigned long long)request->size, option);
