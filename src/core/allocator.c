@@ -345,7 +345,9 @@ static void after_free(quay_allocator *allocator) {
 void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                 size_t count) {
   const uint64_t size = raw->size;
+  quay__error_shield();
   allocator->vtable.free(allocator, raw, pending, count);
+  quay__error_unshield();
   const bool refused = (raw->flags & QUAY__RAW_REFUSED) != 0;
   memset(raw, 0, sizeof *raw);
   if (refused) {

@@ -38,4 +38,9 @@ quay_status quay__error_append(const char *format, ...) QUAY_PRINTF(1, 2);
 void quay__error_save(quay__error_state *out_state);
 void quay__error_restore(const quay__error_state *state);
 
+/* Between these two, which nest, errors go elsewhere and the thread's stays as it is. For the hot
+ * paths that must keep it, where saving and restoring would cost more than the work. */
+void quay__error_shield(void);
+void quay__error_unshield(void);
+
 #endif

@@ -7,8 +7,14 @@
 
 #include "core/error.h"
 
-static _Thread_local quay__error_state last;
+/* The thread's error, and where errors go while it is shielded. */
+static _Thread_local quay__error_state states[2];
+static _Thread_local unsigned shields;
 static _Thread_local quay_error last_public;
+
+static quay__error_state *current(void) {
+  return &states[shields > 0];
+}
 
 const char *quay_status_text(quay_status status) {
   switch (status) {
@@ -37,22 +43,24 @@ const char *quay_status_name(quay_status status) {
 }
 
 const quay_error *quay_last_error(void) {
+  const quay__error_state *const last = current();
   last_public = (quay_error){
-      .status = last.status,
-      .native_code = last.native_code,
-      .native_name = last.native_name,
-      .backend = last.backend,
-      .message = last.message,
+      .status = last->status,
+      .native_code = last->native_code,
+      .native_name = last->native_name,
+      .backend = last->backend,
+      .message = last->message,
   };
   return &last_public;
 }
 
 void quay_error_clear(void) {
-  last.status = QUAY_OK;
-  last.native_code = 0;
-  last.native_name[0] = '\0';
-  last.backend[0] = '\0';
-  last.message[0] = '\0';
+  quay__error_state *const last = current();
+  last->status = QUAY_OK;
+  last->native_code = 0;
+  last->native_name[0] = '\0';
+  last->backend[0] = '\0';
+  last->message[0] = '\0';
 }
 
 /* Length of the well-formed UTF-8 character at `text`, which ends before `end`; 0 if there is none.
@@ -132,20 +140,21 @@ static void set_message(const char *format, va_list arguments) {
   if (length < 0)
     copy_text(text, sizeof text, format);
   clean(text, sizeof text, length >= (int)sizeof text);
-  memcpy(last.message, text, strlen(text) + 1);
+  memcpy(current()->message, text, strlen(text) + 1);
 }
 
 quay_status quay_error_set(quay_status status, const char *backend, int64_t native_code,
                            const char *native_name, const char *format, ...) {
   const int saved_errno = errno;
+  quay__error_state *const last = current();
   va_list arguments;
   va_start(arguments, format);
   set_message(format, arguments);
   va_end(arguments);
-  last.status = status;
-  last.native_code = native_code;
-  copy_text(last.native_name, sizeof last.native_name, native_name);
-  copy_text(last.backend, sizeof last.backend, backend);
+  last->status = status;
+  last->native_code = native_code;
+  copy_text(last->native_name, sizeof last->native_name, native_name);
+  copy_text(last->backend, sizeof last->backend, backend);
   errno = saved_errno;
   return status;
 }
@@ -180,21 +189,30 @@ quay_status quay__fail_out_of_memory(uint64_t size, const char *what) {
 }
 
 quay_status quay__error_append(const char *format, ...) {
+  const quay__error_state *const last = current();
   char text[QUAY_ERROR_MESSAGE_SIZE];
   va_list arguments;
   va_start(arguments, format);
   const int length = vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
   if (length < 0)
-    return last.status;
-  return quay_error_set(last.status, last.backend, last.native_code, last.native_name, "%s%s",
-                        last.message, text);
+    return last->status;
+  return quay_error_set(last->status, last->backend, last->native_code, last->native_name, "%s%s",
+                        last->message, text);
 }
 
 void quay__error_save(quay__error_state *out_state) {
-  *out_state = last;
+  *out_state = *current();
 }
 
 void quay__error_restore(const quay__error_state *state) {
-  last = *state;
+  *current() = *state;
+}
+
+void quay__error_shield(void) {
+  shields++;
+}
+
+void quay__error_unshield(void) {
+  shields--;
 }

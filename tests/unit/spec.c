@@ -236,6 +236,7 @@ Test(spec, check_quotes_what_it_refuses_and_lists_the_forms) {
       {"disk:size=4", "\"size=4\""},
       {"disk:align=4,align=4", "twice"},
       {"disk:/tmp,/var", "\"/var\""},
+      {"disk:Align=4", "\"Align=4\""},
   };
   for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
     cr_expect_eq(check(wrong[i][0]), QUAY_STATUS_INVALID_ARGUMENT, "%s", wrong[i][0]);
