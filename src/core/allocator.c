@@ -151,9 +151,17 @@ static uint64_t live_raw_buffers(const quay_allocator *allocator) {
          atomic_load_explicit(&allocator->adopted, memory_order_acquire);
 }
 
-/* A lingering allocator is destroyed by whoever finds it without live raw buffers first. */
-static void destroy_if_over(quay_allocator *allocator) {
+/* Around counting a raw buffer as gone. Of the threads that free the last ones of a lingering
+ * allocator one destroys it, and the others touch it no more after they have counted: so they count
+ * one at a time. True if the second call is due. */
+static bool begin_counting(quay_allocator *allocator) {
+  if (!atomic_load_explicit(&allocator->lingering, memory_order_acquire))
+    return false;
   quay__stripe_acquire(allocator);
+  return true;
+}
+
+static void end_counting(quay_allocator *allocator) {
   const bool over = live_raw_buffers(allocator) == 0 &&
                     atomic_exchange_explicit(&allocator->lingering, false, memory_order_acq_rel);
   quay__stripe_release(allocator);
@@ -181,7 +189,8 @@ void quay_allocator_release(quay_allocator *allocator) {
     if (allocator->report_leaks != NULL)
       allocator->report_leaks(allocator);
     atomic_store_explicit(&allocator->lingering, true, memory_order_release);
-    destroy_if_over(allocator);
+    if (begin_counting(allocator))
+      end_counting(allocator);
   }
   quay__error_restore(&saved);
 }
@@ -336,12 +345,6 @@ quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,
   return status;
 }
 
-/* After a raw buffer of it is gone: the allocator may have lingered for it. */
-static void after_free(quay_allocator *allocator) {
-  if (atomic_load_explicit(&allocator->lingering, memory_order_acquire))
-    destroy_if_over(allocator);
-}
-
 void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                 size_t count) {
   const uint64_t size = raw->size;
@@ -355,16 +358,20 @@ void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *con
     quay__statistics_error(&allocator->statistics);
     return;
   }
+  const bool lingering = begin_counting(allocator);
   quay__statistics_free(&allocator->statistics, size);
-  after_free(allocator);
+  if (lingering)
+    end_counting(allocator);
 }
 
 quay_status quay__release(quay_allocator *allocator, quay_raw_buffer *raw,
                           quay_host_memory *out_memory) {
   const uint64_t size = raw->size;
   QUAY_TRY(allocator->vtable.release(allocator, raw, out_memory));
+  const bool lingering = begin_counting(allocator);
   quay__statistics_free(&allocator->statistics, size);
-  after_free(allocator);
+  if (lingering)
+    end_counting(allocator);
   return QUAY_OK;
 }
 
@@ -373,8 +380,10 @@ void quay__adopted_add(quay_allocator *allocator) {
 }
 
 void quay__adopted_remove(quay_allocator *allocator) {
+  const bool lingering = begin_counting(allocator);
   atomic_fetch_sub_explicit(&allocator->adopted, 1, memory_order_acq_rel);
-  after_free(allocator);
+  if (lingering)
+    end_counting(allocator);
 }
 
 /* Statistics and the rest. */
