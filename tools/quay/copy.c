@@ -82,25 +82,42 @@ static exit_status reserve(const file_transfer *transfer, const char *path) {
   return fail("cannot write '%s': no room for %" PRIu64 " bytes: %s", path, size, strerror(errno));
 }
 
-/* The first `size` bytes of the block, at an address that write(2) may read. */
-static quay_status host_bytes_of_block(file_transfer *transfer, uint64_t size,
-                                       const void **out_bytes) {
-  if (transfer->host_block == NULL) {
-    return quay_buffer_host_bytes(transfer->block, out_bytes, NULL);
+/* Between two files the library may touch the pages of the source's mapping, which then count as
+ * memory of this process; read through a host block they do not. */
+static quay_status fill_block(file_transfer *transfer, uint64_t offset, uint64_t size,
+                              quay_buffer *window) {
+  if (quay_buffer_kind(window) != QUAY_MEMORY_FILE) {
+    return quay_buffer_copy_region(window, 0, transfer->source, offset, size, NULL);
   }
-  quay_buffer *window = NULL;
-  QUAY_TRY(quay_buffer_view(transfer->block, 0, size, &window));
-  const quay_status status = quay_buffer_copy_out(window, transfer->host_block, size);
-  quay_buffer_release(window);
-  *out_bytes = transfer->host_block;
+  quay_buffer *from = NULL;
+  QUAY_TRY(quay_buffer_view(transfer->source, offset, size, &from));
+  quay_status status = quay_buffer_copy_out(from, transfer->host_block, size);
+  if (status == QUAY_OK)
+    status = quay_buffer_copy_in(window, transfer->host_block, size);
+  quay_buffer_release(from);
   return status;
+}
+
+/* The bytes of the block at an address that write(2) may read. */
+static quay_status empty_block(file_transfer *transfer, const quay_buffer *window, uint64_t size,
+                               const void **out_bytes) {
+  if (transfer->host_block == NULL)
+    return quay_buffer_host_bytes(window, out_bytes, NULL);
+  *out_bytes = transfer->host_block;
+  return quay_buffer_copy_out(window, transfer->host_block, size);
 }
 
 static quay_status move_block(file_transfer *transfer, uint64_t offset, uint64_t size) {
   const void *bytes = NULL;
-  QUAY_TRY(quay_buffer_copy_region(transfer->block, 0, transfer->source, offset, size, NULL));
-  QUAY_TRY(host_bytes_of_block(transfer, size, &bytes));
-  return quay__atomic_file_write(&transfer->file, offset, bytes, size);
+  quay_buffer *window = NULL;
+  QUAY_TRY(quay_buffer_view(transfer->block, 0, size, &window));
+  quay_status status = fill_block(transfer, offset, size, window);
+  if (status == QUAY_OK)
+    status = empty_block(transfer, window, size, &bytes);
+  if (status == QUAY_OK)
+    status = quay__atomic_file_write(&transfer->file, offset, bytes, size);
+  quay_buffer_release(window);
+  return status;
 }
 
 static exit_status move_all(file_transfer *transfer) {

@@ -11,9 +11,11 @@
 #include "text.h"
 
 #define INTERVAL_SECONDS 0.1
-#define WIDTH_MIN        20
-#define WIDTH_DEFAULT    80
-#define BAR_MAX          40
+/* From this size on the bar is drawn at once; less is mostly done before anybody could read it. */
+#define AT_ONCE_BYTES (64u << 20)
+#define WIDTH_MIN     20
+#define WIDTH_DEFAULT 80
+#define BAR_MAX       40
 
 void progress_begin(progress_bar *progress, bool wanted, uint64_t total) {
   const char *terminal = getenv("TERM");
@@ -22,7 +24,7 @@ void progress_begin(progress_bar *progress, bool wanted, uint64_t total) {
   *progress = (progress_bar){.shown = wanted && capable && total != 0 && isatty(STDERR_FILENO),
                              .total = total,
                              .begun = now,
-                             .drawn = now};
+                             .drawn = total >= AT_ONCE_BYTES ? now - INTERVAL_SECONDS : now};
 }
 
 static size_t terminal_width(void) {
