@@ -156,15 +156,13 @@ static exit_status transfer_file(const copy_options *options, quay_allocator *al
   return status;
 }
 
+/* The new file is in place by now: nothing here needs memory that may be lacking. */
 static exit_status print_summary(uint64_t bytes, const char *backend, double seconds) {
-  char size[TEXT_SIZE_MAX];
+  char size[TEXT_SIZE_MAX], name[512];
   text_of_size(bytes, size);
-  char *name = text_printable(backend);
-  if (name == NULL)
-    return fail_memory();
+  text_print(backend, name, sizeof name);
   printf("%s through %s, %.3f s, %.3f GB/s\n", size, name, seconds,
          seconds > 0 ? (double)bytes / seconds * 1e-9 : 0);
-  free(name);
   return finish_output();
 }
 
