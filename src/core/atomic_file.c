@@ -108,20 +108,23 @@ static quay_status resolve(const char *path, char **out_target, bool *out_exists
   return QUAY_OK;
 }
 
-/* `target` is absolute, so that it has a slash. */
-static quay_status directory_of(const char *target, char **out_directory) {
+/* NULL if there is no memory, which is then the thread's error. `target` is absolute, so that it
+ * has a slash. */
+static char *directory_of(const char *target) {
   char *directory = quay__os_strdup(target);
-  if (directory == NULL)
-    return quay__fail_out_of_memory(strlen(target) + 1, "a path");
+  if (directory == NULL) {
+    (void)quay__fail_out_of_memory(strlen(target) + 1, "a path");
+    return NULL;
+  }
   char *slash = strrchr(directory, '/');
   slash[slash == directory ? 1 : 0] = '\0';
-  *out_directory = directory;
-  return QUAY_OK;
+  return directory;
 }
 
 static quay_status create_temporary(const char *path, mode_t mode, quay__atomic_file *file) {
-  char *directory = NULL;
-  QUAY_TRY(directory_of(file->target, &directory));
+  char *directory = directory_of(file->target);
+  if (directory == NULL)
+    return QUAY_STATUS_OUT_OF_HOST_MEMORY;
   quay_status status = QUAY_OK;
   for (int attempt = 0; attempt < NAME_ATTEMPTS; ++attempt) {
     char name[64];
@@ -205,8 +208,9 @@ quay_status quay__atomic_file_write(const quay__atomic_file *file, uint64_t offs
 
 /* Opens the directory for its later fsync: before the rename, so that a failure changes nothing. */
 static quay_status open_directory(const quay__atomic_file *file, int *out_directory) {
-  char *path = NULL;
-  QUAY_TRY(directory_of(file->target, &path));
+  char *path = directory_of(file->target);
+  if (path == NULL)
+    return QUAY_STATUS_OUT_OF_HOST_MEMORY;
   *out_directory = quay__os_open(path, O_RDONLY | O_DIRECTORY, 0);
   quay_status status = QUAY_OK;
   if (*out_directory < 0) {

@@ -187,14 +187,15 @@ static quay_status parse_metadata(parser *p, json_t *object) {
   const char *key;
   json_t *value;
   json_object_foreach(object, key, value) {
-    if (!json_is_string(value)) {
+    const char *text = json_string_value(value);
+    if (text == NULL) {
       return quay__fail(QUAY_STATUS_MALFORMED,
                         "'%s': the value of '%.*s' in " QUAY__SAFETENSORS_METADATA_KEY
                         " is no string",
                         p->path, NAME_SHOWN, key);
     }
-    p->header->metadata[p->header->metadata_count++] = (quay_safetensors_metadata){
-        .key = keep_text(p, key), .value = keep_text(p, json_string_value(value))};
+    p->header->metadata[p->header->metadata_count++] =
+        (quay_safetensors_metadata){.key = keep_text(p, key), .value = keep_text(p, text)};
   }
   return QUAY_OK;
 }

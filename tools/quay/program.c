@@ -1,48 +1,10 @@
-/* Messages, options and time, for all subcommands. */
+/* Options, output and time, for all subcommands. Messages are in messages.c. */
 #include "program.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-
-#include "text.h"
-
-static void print_line(const char *format, va_list arguments) QUAY_PRINTF(1, 0);
-
-/* Messages quote names and paths, which may hold anything: still one line that is safe to show. */
-static void print_line(const char *format, va_list arguments) {
-  char line[QUAY_ERROR_MESSAGE_SIZE + 512], printable[2 * sizeof line];
-  vsnprintf(line, sizeof line, format, arguments);
-  text_print(line, printable, sizeof printable);
-  fprintf(stderr, "quay: %s\n", printable);
-}
-
-exit_status fail(const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  print_line(format, arguments);
-  va_end(arguments);
-  return EXIT_FAILED;
-}
-
-exit_status fail_quay(void) {
-  return fail("%s", quay_last_error()->message);
-}
-
-exit_status fail_memory(void) {
-  return fail("out of memory");
-}
-
-exit_status fail_usage(const subcommand *command, const char *format, ...) {
-  va_list arguments;
-  va_start(arguments, format);
-  print_line(format, arguments);
-  va_end(arguments);
-  fprintf(stderr, "usage: %s\n", command->usage);
-  return EXIT_USAGE;
-}
 
 int next_option(const subcommand *command, int argc, char **argv, const struct option *options) {
   opterr = 0;

@@ -43,14 +43,22 @@ static void print_cell(const char *text, size_t width, bool right, bool last) {
   fputs(last ? "\n" : "  ", stdout);
 }
 
+/* `cells` NULL: the titles. */
+static void print_row(const text_table *table, const size_t *widths, char *const *cells) {
+  for (size_t i = 0; i < table->column_count; ++i) {
+    const char *text = cells != NULL ? cells[i] : table->columns[i].title;
+    print_cell(text, widths[i], table->columns[i].right, i + 1 == table->column_count);
+  }
+}
+
 static void measure(const text_table *table, size_t *widths) {
-  for (size_t i = 0; i < table->column_count; ++i)
+  for (size_t i = 0; i < table->column_count; ++i) {
     widths[i] = text_width(table->columns[i].title);
-  for (size_t i = 0; i < table->cell_count; ++i) {
-    const size_t column = i % table->column_count;
-    const size_t width = text_width(table->cells[i]);
-    if (width > widths[column])
-      widths[column] = width;
+    for (size_t cell = i; cell < table->cell_count; cell += table->column_count) {
+      const size_t width = text_width(table->cells[cell]);
+      if (width > widths[i])
+        widths[i] = width;
+    }
   }
 }
 
@@ -59,13 +67,9 @@ bool table_print(text_table *table) {
   if (complete) {
     size_t widths[TABLE_COLUMNS_MAX] = {0};
     measure(table, widths);
-    for (size_t i = 0; i < table->column_count + table->cell_count; ++i) {
-      const size_t column = i % table->column_count;
-      const char *text =
-          i < table->column_count ? table->columns[i].title : table->cells[i - table->column_count];
-      print_cell(text, widths[column], table->columns[column].right,
-                 column + 1 == table->column_count);
-    }
+    print_row(table, widths, NULL);
+    for (size_t cell = 0; cell < table->cell_count; cell += table->column_count)
+      print_row(table, widths, table->cells + cell);
   }
   for (size_t i = 0; i < table->cell_count; ++i)
     free(table->cells[i]);
