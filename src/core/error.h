@@ -27,8 +27,9 @@ quay_status quay__status_of_errno(int error_number);
 /* "ENOSPC" for ENOSPC; "errno" where it has no name. Static. */
 const char *quay__errno_name(int error_number);
 
-/* Sets OUT_OF_HOST_MEMORY for `size` bytes of the library's own. */
-quay_status quay__fail_out_of_memory(uint64_t size, const char *what);
+/* Sets OUT_OF_HOST_MEMORY for `size` bytes of the library's own. Exported for the safetensors
+ * component, which is a library of its own. */
+QUAY_API quay_status quay__fail_out_of_memory(uint64_t size, const char *what);
 
 /* Appends text to the message of the thread's error, whose status is kept and returned. */
 quay_status quay__error_append(const char *format, ...) QUAY_PRINTF(1, 2);

@@ -5,19 +5,21 @@
 #ifndef QUAY_CORE_OS_H
 #define QUAY_CORE_OS_H
 
+#include <quay/base.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
-/* Memory of the C library. NULL on failure. */
-void *quay__os_malloc(size_t size);
-void *quay__os_calloc(size_t count, size_t size);
+/* Memory of the C library. NULL on failure. What is exported is for the safetensors component,
+ * which is a library of its own. */
+QUAY_API void *quay__os_malloc(size_t size);
+QUAY_API void *quay__os_calloc(size_t count, size_t size);
 void *quay__os_realloc(void *pointer, size_t size);
 void *quay__os_aligned_alloc(size_t alignment, size_t size); /* any power of two, any size */
 char *quay__os_strdup(const char *text);
-void quay__os_free(void *pointer); /* keeps errno */
+QUAY_API void quay__os_free(void *pointer); /* keeps errno */
 
 /* Mappings. MAP_FAILED on failure. */
 void *quay__os_mmap(void *address, size_t size, int protection, int flags, int file,
