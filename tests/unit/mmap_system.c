@@ -1,0 +1,598 @@
+/* The mmap backend on systems that refuse, fall short or fail: the linker sends calls of core/os.h
+ * through the functions here (--wrap, see CMakeLists.txt). */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/os.h"
+#include "support/files.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+/* What the next calls do; all zero: what the system does. */
+static struct {
+  atomic_int own_memory_error; /* errno of both calls on the process's own memory */
+  atomic_int populate_error;   /* errno of madvise() with advice to populate */
+  atomic_int read_limit;       /* pread() moves at most so many bytes */
+  atomic_int read_error;
+  atomic_int write_limit;
+  atomic_int write_error;
+  atomic_int write_after; /* write_error only after so many writes */
+  atomic_int reserve_error;
+  atomic_int open_refuses; /* flags that open() refuses, with open_error */
+  atomic_int open_error;
+  atomic_int map_error;
+  atomic_int unmap_error;
+  atomic_int sync_error;
+  atomic_int rename_error;
+  atomic_int dup_error;
+  atomic_int stat_error; /* of fstat() */
+  atomic_int malloc_fails;
+  atomic_int alignment; /* that direct I/O claims to need; -1: none is possible */
+  atomic_int synchronised;
+} fake;
+
+static bool refuse(atomic_int *error) {
+  const int number = atomic_load(error);
+  if (number != 0)
+    errno = number;
+  return number != 0;
+}
+
+#define WRAP(type, name, parameters)      \
+  type __real_quay__os_##name parameters; \
+  type __wrap_quay__os_##name parameters; \
+  type __wrap_quay__os_##name parameters
+
+WRAP(ssize_t, read_own_memory, (void *destination, const void *source, size_t size)) {
+  if (refuse(&fake.own_memory_error))
+    return -1;
+  return __real_quay__os_read_own_memory(destination, source, size);
+}
+
+WRAP(ssize_t, write_own_memory, (void *destination, const void *source, size_t size)) {
+  if (refuse(&fake.own_memory_error))
+    return -1;
+  return __real_quay__os_write_own_memory(destination, source, size);
+}
+
+WRAP(int, madvise, (void *address, size_t size, int advice)) {
+  if ((advice == MADV_POPULATE_READ || advice == MADV_POPULATE_WRITE) &&
+      refuse(&fake.populate_error))
+    return -1;
+  return __real_quay__os_madvise(address, size, advice);
+}
+
+WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
+  const size_t limit = (size_t)atomic_load(&fake.read_limit);
+  if (refuse(&fake.read_error))
+    return -1;
+  return __real_quay__os_pread(file, buffer, limit != 0 && limit < size ? limit : size, offset);
+}
+
+WRAP(ssize_t, pwrite, (int file, const void *buffer, size_t size, uint64_t offset)) {
+  const size_t limit = (size_t)atomic_load(&fake.write_limit);
+  if (atomic_fetch_sub(&fake.write_after, 1) <= 0 && refuse(&fake.write_error))
+    return -1;
+  return __real_quay__os_pwrite(file, buffer, limit != 0 && limit < size ? limit : size, offset);
+}
+
+WRAP(int, fallocate, (int file, uint64_t offset, uint64_t size)) {
+  if (refuse(&fake.reserve_error))
+    return errno;
+  return __real_quay__os_fallocate(file, offset, size);
+}
+
+WRAP(int, open, (const char *path, int flags, mode_t mode)) {
+  const int refused = atomic_load(&fake.open_refuses);
+  if (refused != 0 && (flags & refused) == refused && refuse(&fake.open_error))
+    return -1;
+  return __real_quay__os_open(path, flags, mode);
+}
+
+WRAP(void *, mmap,
+     (void *address, size_t size, int protection, int flags, int file, uint64_t offset)) {
+  if (file >= 0 && refuse(&fake.map_error))
+    return MAP_FAILED;
+  return __real_quay__os_mmap(address, size, protection, flags, file, offset);
+}
+
+WRAP(int, munmap, (void *address, size_t size)) {
+  if (refuse(&fake.unmap_error))
+    return -1;
+  return __real_quay__os_munmap(address, size);
+}
+
+WRAP(int, msync, (void *address, size_t size, int flags)) {
+  if (refuse(&fake.sync_error))
+    return -1;
+  atomic_fetch_add(&fake.synchronised, 1);
+  return __real_quay__os_msync(address, size, flags);
+}
+
+WRAP(int, fsync, (int file)) {
+  if (refuse(&fake.sync_error))
+    return -1;
+  atomic_fetch_add(&fake.synchronised, 1);
+  return __real_quay__os_fsync(file);
+}
+
+WRAP(int, rename, (const char *from, const char *to)) {
+  if (refuse(&fake.rename_error))
+    return -1;
+  return __real_quay__os_rename(from, to);
+}
+
+WRAP(int, dup, (int file)) {
+  if (refuse(&fake.dup_error))
+    return -1;
+  return __real_quay__os_dup(file);
+}
+
+WRAP(int, fstat, (int file, struct stat *out_status)) {
+  if (refuse(&fake.stat_error))
+    return -1;
+  return __real_quay__os_fstat(file, out_status);
+}
+
+WRAP(void *, malloc, (size_t size)) {
+  return atomic_load(&fake.malloc_fails) != 0 ? NULL : __real_quay__os_malloc(size);
+}
+
+WRAP(void *, calloc, (size_t count, size_t size)) {
+  return atomic_load(&fake.malloc_fails) != 0 ? NULL : __real_quay__os_calloc(count, size);
+}
+
+WRAP(void *, aligned_alloc, (size_t alignment, size_t size)) {
+  if (atomic_load(&fake.malloc_fails) != 0)
+    return NULL;
+  return __real_quay__os_aligned_alloc(alignment, size);
+}
+
+WRAP(int, direct_alignment, (int file, uint32_t *out_memory, uint32_t *out_offset)) {
+  const int alignment = atomic_load(&fake.alignment);
+  if (alignment == 0)
+    return __real_quay__os_direct_alignment(file, out_memory, out_offset);
+  *out_memory = *out_offset = alignment > 0 ? (uint32_t)alignment : 0;
+  return 0;
+}
+
+TestSuite(mmap_system, .init = test_files_begin, .fini = test_files_end);
+
+static quay_allocator *open_blocks(void) {
+  char spec[4200];
+  quay_allocator *allocator = NULL;
+  snprintf(spec, sizeof spec, "mmap:%s", test_directory());
+  TEST_OK(quay_allocator_open(spec, &allocator));
+  return allocator;
+}
+
+static char last_log[1024];
+static quay_log_level last_level;
+
+static void note_log(void *user, quay_log_level level, const char *message) {
+  (void)user;
+  last_level = level;
+  snprintf(last_log, sizeof last_log, "%s", message);
+}
+
+/* Private pages in a sandbox. */
+
+static void check_private_copies(void) {
+  const uint64_t size = 3 * MIB + 77;
+  const char *path = test_file("a", size, 3);
+  quay_buffer *buffer = test_map_window(path, QUAY_MAP_COPY_ON_WRITE, 991, 0);
+  quay_buffer *other = test_map_window(path, QUAY_MAP_COPY_ON_WRITE, 991, 0);
+  uint8_t *bytes = malloc(size);
+  cr_assert(test_buffer_is(buffer, 991, 3));
+  test_fill(bytes, size, 0, 6);
+  TEST_OK(quay_buffer_copy_in(buffer, bytes, size - 991));
+  cr_assert(test_buffer_is(buffer, 0, 6));
+  TEST_OK(quay_buffer_copy_from(other, buffer));
+  cr_assert(test_buffer_is(other, 0, 6));
+  cr_assert(test_file_is(path, size, 3));
+  free(bytes);
+  quay_buffer_release(buffer);
+  quay_buffer_release(other);
+}
+
+Test(mmap_system, private_copies_work_where_a_sandbox_refuses_with_enosys) {
+  atomic_store(&fake.own_memory_error, ENOSYS);
+  check_private_copies();
+}
+
+Test(mmap_system, private_copies_work_where_a_sandbox_refuses_with_eperm) {
+  atomic_store(&fake.own_memory_error, EPERM);
+  check_private_copies();
+}
+
+Test(mmap_system, private_copies_work_where_the_kernel_cannot_populate_either) {
+  atomic_store(&fake.own_memory_error, ENOSYS);
+  atomic_store(&fake.populate_error, EINVAL);
+  check_private_copies();
+}
+
+static void check_private_truncation(void) {
+  const uint64_t cuts[] = {0, 100, 4096};
+  for (int i = 0; i < 3; ++i) {
+    const char *path = test_file("cut", 3 * MIB, 3);
+    quay_buffer *buffer = test_map(path, QUAY_MAP_COPY_ON_WRITE);
+    uint8_t *bytes = calloc(1, 3 * MIB);
+    test_truncate(path, cuts[i]);
+    test_expect_error(quay_buffer_copy_out(buffer, bytes, 3 * MIB), QUAY_STATUS_IO, NULL,
+                      "truncated");
+    test_expect_error(quay_buffer_copy_in(buffer, bytes, 3 * MIB), QUAY_STATUS_IO, NULL,
+                      "truncated");
+    free(bytes);
+    quay_buffer_release(buffer);
+  }
+}
+
+Test(mmap_system, truncated_private_copies_in_a_sandbox_are_io_errors) {
+  atomic_store(&fake.own_memory_error, EPERM);
+  check_private_truncation();
+}
+
+Test(mmap_system, truncated_private_copies_where_nothing_can_be_populated_are_io_errors) {
+  atomic_store(&fake.own_memory_error, EPERM);
+  atomic_store(&fake.populate_error, EINVAL);
+  check_private_truncation();
+}
+
+Test(mmap_system, other_errors_on_own_memory_are_reported) {
+  quay_buffer *buffer = test_map(test_file("a", 5000, 3), QUAY_MAP_COPY_ON_WRITE);
+  uint8_t bytes[5000];
+  atomic_store(&fake.own_memory_error, ESRCH);
+  test_expect_error(quay_buffer_copy_out(buffer, bytes, 5000), QUAY_STATUS_IO, "ESRCH",
+                    test_path("a"));
+  quay_buffer_release(buffer);
+}
+
+/* Short and failing transfers. */
+
+Test(mmap_system, short_reads_are_continued) {
+  quay_buffer *buffer = test_map(test_file("a", 300001, 3), QUAY_MAP_READ_ONLY);
+  atomic_store(&fake.read_limit, 777);
+  cr_assert(test_buffer_is(buffer, 0, 3));
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, short_reads_of_direct_io_are_continued) {
+  const quay_map_options options = {.direct = true};
+  quay_buffer *buffer = NULL;
+  TEST_OK(quay_map_file(test_file("a", 3 * MIB + 7, 3), &options, &buffer));
+  atomic_store(&fake.read_limit, 5000);
+  cr_assert(test_buffer_is(buffer, 0, 3));
+  atomic_store(&fake.read_limit, 8192);
+  cr_assert(test_buffer_is(buffer, 0, 3));
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, short_writes_are_continued) {
+  const char *path = test_file("a", 300001, 3);
+  uint8_t *bytes = malloc(300001);
+  quay_buffer *buffer = test_map(path, QUAY_MAP_SHARED);
+  test_fill(bytes, 300001, 0, 4);
+  atomic_store(&fake.write_limit, 777);
+  TEST_OK(quay_buffer_copy_in(buffer, bytes, 300001));
+  TEST_OK(quay_buffer_save(buffer, test_path("out"), NULL));
+  cr_assert(test_file_is(path, 300001, 4));
+  cr_assert(test_file_is(test_path("out"), 300001, 4));
+  free(bytes);
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, a_failing_disk_is_eio_with_the_path) {
+  const char *path = test_file("a", 5 * MIB, 3);
+  uint8_t *bytes = calloc(1, 5 * MIB);
+  quay_buffer *buffer = test_map(path, QUAY_MAP_SHARED);
+  atomic_store(&fake.read_error, EIO);
+  atomic_store(&fake.write_error, EIO);
+  test_expect_error(quay_buffer_copy_out(buffer, bytes, 5 * MIB), QUAY_STATUS_IO, "EIO", path);
+  test_expect_error(quay_buffer_copy_in(buffer, bytes, 5 * MIB), QUAY_STATUS_IO, "EIO", path);
+  test_expect_error(quay_buffer_fill(buffer, bytes, 1), QUAY_STATUS_IO, "EIO", path);
+  free(bytes);
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, a_failing_fstat_is_an_error_of_copies_and_of_mapping) {
+  const char *path = test_file("a", 5000, 3);
+  uint8_t bytes[5000];
+  quay_buffer *buffer = test_map(path, QUAY_MAP_READ_ONLY);
+  quay_buffer *none = NULL;
+  const int before = test_descriptor_count();
+  atomic_store(&fake.stat_error, EIO);
+  test_expect_error(quay_buffer_copy_out(buffer, bytes, 5000), QUAY_STATUS_IO, "EIO", path);
+  test_expect_error(quay_map_file(path, NULL, &none), QUAY_STATUS_IO, "EIO", path);
+  atomic_store(&fake.stat_error, 0);
+  cr_assert_eq(test_descriptor_count(), before);
+  quay_buffer_release(buffer);
+}
+
+/* Direct I/O. */
+
+static quay_buffer *map_direct(const char *path) {
+  const quay_map_options options = {.direct = true};
+  quay_buffer *buffer = NULL;
+  TEST_OK(quay_map_file(path, &options, &buffer));
+  return buffer;
+}
+
+Test(mmap_system, direct_io_that_the_file_system_refuses_is_logged_and_replaced) {
+  const char *path = test_file("a", 3 * MIB, 3);
+  quay_log_set(note_log, NULL, QUAY_LOG_INFO);
+  atomic_store(&fake.open_refuses, O_DIRECT);
+  atomic_store(&fake.open_error, EINVAL);
+  quay_buffer *buffer = map_direct(path);
+  cr_assert_eq(last_level, QUAY_LOG_INFO);
+  cr_assert_not_null(strstr(last_log, "EINVAL"), "\"%s\"", last_log);
+  cr_assert_not_null(strstr(last_log, path));
+  cr_assert_eq(quay_last_error()->status, QUAY_OK);
+  cr_assert(test_buffer_is(buffer, 0, 3));
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, direct_io_that_a_file_cannot_have_is_logged_and_replaced) {
+  quay_log_set(note_log, NULL, QUAY_LOG_INFO);
+  atomic_store(&fake.alignment, -1);
+  quay_buffer *buffer = map_direct(test_file("a", 3 * MIB, 3));
+  cr_assert_not_null(strstr(last_log, "no direct I/O"), "\"%s\"", last_log);
+  cr_assert(test_buffer_is(buffer, 0, 3));
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, direct_io_of_large_alignments_reads_the_same_bytes) {
+  atomic_store(&fake.alignment, 65536);
+  quay_buffer *buffer = map_direct(test_file("a", 3 * MIB + 77, 3));
+  quay_buffer *view = NULL;
+  TEST_OK(quay_buffer_view(buffer, 4097, 2 * MIB + 3, &view));
+  cr_assert(test_buffer_is(buffer, 0, 3));
+  cr_assert(test_buffer_is(view, 4097, 3));
+  quay_buffer_release(view);
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, direct_io_without_memory_to_bounce_goes_through_the_page_cache) {
+  atomic_store(&fake.alignment, 65536);
+  quay_buffer *buffer = map_direct(test_file("a", MIB, 3));
+  uint8_t *bytes = malloc(MIB + 1);
+  atomic_store(&fake.malloc_fails, 1);
+  const quay_status status = quay_buffer_copy_out(buffer, bytes + 1, MIB);
+  atomic_store(&fake.malloc_fails, 0);
+  TEST_OK(status);
+  cr_assert(test_matches(bytes + 1, MIB, 0, 3));
+  free(bytes);
+  quay_buffer_release(buffer);
+}
+
+/* Blocks. */
+
+Test(mmap_system, blocks_without_fallocate_are_written_with_zeros) {
+  quay_allocator *allocator = open_blocks();
+  const uint64_t sizes[] = {1, 4097, 3 * MIB + 77};
+  atomic_store(&fake.reserve_error, EOPNOTSUPP);
+  for (int i = 0; i < 3; ++i) {
+    quay_raw_buffer raw;
+    quay_mmap_info info;
+    void *bytes = NULL;
+    TEST_OK(quay_allocator_alloc(allocator, sizes[i], NULL, &raw));
+    TEST_OK(quay_raw_buffer_host_pointer(&raw, &bytes));
+    TEST_OK(quay_mmap_raw_info(&raw, &info));
+    for (uint64_t j = 0; j < sizes[i]; ++j)
+      cr_assert_eq(((uint8_t *)bytes)[j], 0);
+    struct stat status;
+    if (info.file >= 0 && fstat(info.file, &status) == 0)
+      cr_assert_geq((uint64_t)status.st_blocks * 512, sizes[i]);
+    quay_raw_buffer_free(&raw);
+  }
+  quay_allocator_release(allocator);
+}
+
+Test(mmap_system, a_disk_that_fills_up_while_zeros_are_written_is_enospc) {
+  quay_allocator *allocator = open_blocks();
+  quay_raw_buffer raw;
+  quay_buffer *buffer = NULL;
+  atomic_store(&fake.reserve_error, EOPNOTSUPP);
+  atomic_store(&fake.write_error, ENOSPC);
+  atomic_store(&fake.write_after, 2);
+  test_expect_error(quay_allocator_alloc(allocator, 5 * MIB, NULL, &raw), QUAY_STATUS_IO, "ENOSPC",
+                    test_directory());
+  atomic_store(&fake.write_after, 2);
+  test_expect_error(quay_file_create(test_path("new"), 5 * MIB, NULL, &buffer), QUAY_STATUS_IO,
+                    "ENOSPC", test_path("new"));
+  cr_assert_eq(test_directory_count(test_directory()), 0);
+  quay_allocator_release(allocator);
+}
+
+Test(mmap_system, blocks_work_where_unnamed_files_are_unknown) {
+  const int errors[] = {EOPNOTSUPP, EISDIR, EINVAL};
+  quay_allocator *allocator = open_blocks();
+  atomic_store(&fake.open_refuses, O_TMPFILE);
+  for (int i = 0; i < 3; ++i) {
+    atomic_store(&fake.open_error, errors[i]);
+    quay_buffer *buffer = test_buffer(allocator, 2 * MIB, 3);
+    cr_assert(test_buffer_is(buffer, 0, 3));
+    cr_assert_eq(test_directory_count(test_directory()), 0);
+    quay_buffer_release(buffer);
+  }
+  quay_allocator_release(allocator);
+}
+
+static void expect_alloc_fails(quay_allocator *allocator, quay_status status, const char *native) {
+  const uint64_t sizes[] = {100, 2 * MIB};
+  const uint64_t alignments[] = {0, 1 << 21};
+  const int before = test_descriptor_count();
+  for (int i = 0; i < 4; ++i) {
+    const quay_alloc_options options = {.alignment = alignments[i / 2]};
+    quay_raw_buffer raw;
+    test_expect_error(quay_allocator_alloc(allocator, sizes[i % 2], &options, &raw), status, native,
+                      test_directory());
+    cr_assert_eq(raw.arm, (uint32_t)QUAY_RAW_NONE);
+  }
+  cr_assert_eq(test_descriptor_count(), before);
+}
+
+Test(mmap_system, blocks_that_cannot_be_mapped_leave_nothing_behind) {
+  quay_allocator *allocator = open_blocks();
+  atomic_store(&fake.map_error, ENOMEM);
+  expect_alloc_fails(allocator, QUAY_STATUS_OUT_OF_HOST_MEMORY, "ENOMEM");
+  atomic_store(&fake.map_error, ENODEV);
+  expect_alloc_fails(allocator, QUAY_STATUS_IO, "ENODEV");
+  quay_allocator_release(allocator);
+}
+
+Test(mmap_system, blocks_without_a_descriptor_to_be_had_leave_nothing_behind) {
+  quay_allocator *allocator = open_blocks();
+  atomic_store(&fake.open_refuses, O_RDWR);
+  atomic_store(&fake.open_error, EMFILE);
+  expect_alloc_fails(allocator, QUAY_STATUS_IO, "EMFILE");
+  quay_allocator_release(allocator);
+}
+
+Test(mmap_system, a_failing_munmap_is_logged_and_counted_and_keeps_the_error) {
+  quay_allocator *allocator = open_blocks();
+  quay_raw_buffer raw;
+  quay_stats stats;
+  TEST_OK(quay_allocator_alloc(allocator, 5000, NULL, &raw));
+  cr_assert_neq(quay_allocator_alloc(allocator, UINT64_MAX, NULL, &(quay_raw_buffer){0}), QUAY_OK);
+  quay_log_set(note_log, NULL, QUAY_LOG_ERROR);
+  atomic_store(&fake.unmap_error, EINVAL);
+  quay_raw_buffer_free(&raw);
+  atomic_store(&fake.unmap_error, 0);
+  cr_assert_not_null(strstr(last_log, "EINVAL"), "\"%s\"", last_log);
+  cr_assert_eq(quay_last_error()->status, QUAY_STATUS_INVALID_ARGUMENT);
+  TEST_OK(quay_allocator_stats(allocator, &stats));
+  cr_assert_eq(stats.error_count, 1);
+  quay_allocator_release(allocator);
+}
+
+/* Mapping and creating. */
+
+Test(mmap_system, a_mapping_that_the_system_refuses_leaves_nothing_behind) {
+  const char *path = test_file("a", 5000, 3);
+  const int before = test_descriptor_count();
+  for (int mode = 0; mode < 3; ++mode) {
+    const quay_map_options options = {.mode = (quay_map_mode)mode};
+    quay_buffer *buffer = NULL;
+    atomic_store(&fake.map_error, ENOMEM);
+    test_expect_error(quay_map_file(path, &options, &buffer), QUAY_STATUS_OUT_OF_HOST_MEMORY,
+                      "ENOMEM", path);
+    atomic_store(&fake.map_error, ENODEV);
+    test_expect_error(quay_map_file(path, &options, &buffer), QUAY_STATUS_IO, "ENODEV", path);
+    cr_assert_eq(test_descriptor_count(), before);
+    atomic_store(&fake.map_error, 0);
+    TEST_OK(quay_map_file(path, &options, &buffer));
+    cr_assert(test_buffer_is(buffer, 0, 3));
+    quay_buffer_release(buffer);
+  }
+}
+
+Test(mmap_system, a_file_that_cannot_be_mapped_is_not_created) {
+  const quay_file_options replace = {.replace = true};
+  const char *old = test_file("old", 3000, 5);
+  quay_buffer *buffer = NULL;
+  atomic_store(&fake.map_error, ENODEV);
+  test_expect_error(quay_file_create(test_path("new"), 100, NULL, &buffer), QUAY_STATUS_IO,
+                    "ENODEV", test_path("new"));
+  test_expect_error(quay_file_create(old, 100, &replace, &buffer), QUAY_STATUS_IO, "ENODEV", old);
+  cr_assert(test_file_is(old, 3000, 5));
+  cr_assert_eq(test_directory_count(test_directory()), 1);
+}
+
+Test(mmap_system, a_replacement_that_cannot_be_renamed_leaves_the_old_file) {
+  const quay_file_options replace = {.replace = true};
+  const char *old = test_file("old", 3000, 5);
+  quay_buffer *buffer = NULL;
+  atomic_store(&fake.rename_error, EXDEV);
+  test_expect_error(quay_file_create(old, 100, &replace, &buffer), QUAY_STATUS_IO, "EXDEV", old);
+  cr_assert_null(buffer);
+  atomic_store(&fake.rename_error, 0);
+  atomic_store(&fake.dup_error, EMFILE);
+  test_expect_error(quay_file_create(old, 100, &replace, &buffer), QUAY_STATUS_IO, "EMFILE", old);
+  cr_assert(test_file_is(old, 3000, 5));
+  cr_assert_eq(test_directory_count(test_directory()), 1);
+}
+
+/* Saving and flushing. */
+
+static void expect_save_fails(atomic_int *error, int number, const char *native) {
+  const char *path = test_file("old", 3000, 5);
+  quay_buffer *buffer = test_buffer(NULL, 5 * MIB, 3);
+  const int before = test_descriptor_count();
+  atomic_store(error, number);
+  test_expect_error(quay_buffer_save(buffer, path, NULL), QUAY_STATUS_IO, native, path);
+  atomic_store(error, 0);
+  cr_assert(test_file_is(path, 3000, 5));
+  cr_assert_eq(test_directory_count(test_directory()), 1);
+  cr_assert_eq(test_descriptor_count(), before);
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, a_save_that_cannot_reserve_leaves_the_old_file) {
+  expect_save_fails(&fake.reserve_error, ENOSPC, "ENOSPC");
+}
+
+Test(mmap_system, a_save_that_cannot_write_leaves_the_old_file) {
+  expect_save_fails(&fake.write_error, EDQUOT, "EDQUOT");
+}
+
+Test(mmap_system, a_save_that_cannot_synchronise_leaves_the_old_file) {
+  expect_save_fails(&fake.sync_error, EIO, "EIO");
+}
+
+Test(mmap_system, a_save_that_cannot_rename_leaves_the_old_file) {
+  expect_save_fails(&fake.rename_error, EACCES, "EACCES");
+}
+
+Test(mmap_system, a_save_works_where_blocks_cannot_be_reserved) {
+  quay_buffer *buffer = test_buffer(NULL, 5 * MIB, 3);
+  atomic_store(&fake.reserve_error, EOPNOTSUPP);
+  TEST_OK(quay_buffer_save(buffer, test_path("out"), NULL));
+  cr_assert(test_file_is(test_path("out"), 5 * MIB, 3));
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, a_save_synchronises_the_file_and_its_directory_unless_told_not_to) {
+  const quay_save_options options = {.no_sync = true};
+  quay_buffer *buffer = test_buffer(NULL, 5000, 3);
+  TEST_OK(quay_buffer_save(buffer, test_path("out"), &options));
+  cr_assert_eq(atomic_load(&fake.synchronised), 0);
+  TEST_OK(quay_buffer_save(buffer, test_path("out"), NULL));
+  cr_assert_eq(atomic_load(&fake.synchronised), 2);
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, flush_synchronises_shared_mappings_alone) {
+  const char *path = test_file("a", 5000, 3);
+  for (int mode = 0; mode < 3; ++mode) {
+    quay_buffer *buffer = test_map(path, (quay_map_mode)mode);
+    atomic_store(&fake.synchronised, 0);
+    TEST_OK(quay_buffer_flush(buffer));
+    cr_assert_eq(atomic_load(&fake.synchronised), mode == QUAY_MAP_SHARED);
+    quay_buffer_release(buffer);
+  }
+}
+
+Test(mmap_system, a_failing_flush_is_reported_with_the_path) {
+  const char *path = test_file("a", 5000, 3);
+  quay_buffer *buffer = test_map(path, QUAY_MAP_SHARED);
+  atomic_store(&fake.sync_error, EIO);
+  test_expect_error(quay_buffer_flush(buffer), QUAY_STATUS_IO, "EIO", path);
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, a_copy_between_files_without_memory_to_bounce_is_out_of_host_memory) {
+  quay_buffer *buffer = test_map(test_file("a", 5000, 3), QUAY_MAP_SHARED);
+  atomic_store(&fake.malloc_fails, 1);
+  const quay_status status = quay_buffer_copy_region(buffer, 0, buffer, 1, 4999, NULL);
+  atomic_store(&fake.malloc_fails, 0);
+  test_expect_error(status, QUAY_STATUS_OUT_OF_HOST_MEMORY, NULL, "");
+  quay_buffer_release(buffer);
+}
