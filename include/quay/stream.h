@@ -45,11 +45,13 @@ typedef struct quay_use {
 /* Accesses with up to this many uses allocate nothing. */
 #define QUAY_ACCESS_INLINE_USES 8
 
-/* An open access, on the program's stack. The fields before `reserved` may be read. */
+/* An open access, on the program's stack. It must not be copied while it is open. The fields before
+ * `reserved` may be read. */
 typedef struct quay_access {
   quay_stream *stream;
   size_t count;
-  /* `count` addresses, in the order of the uses, as quay_buffer_address() gives them. */
+  /* `count` addresses, in the order of the uses, as quay_buffer_address() gives them; 0 where the
+   * memory has none. */
   const uint64_t *pointers;
   void *reserved[4];
   uint64_t inline_pointers[QUAY_ACCESS_INLINE_USES];

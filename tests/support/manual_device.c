@@ -13,7 +13,7 @@ enum {
 manual_calls manual;
 atomic_uint manual_fail_allocs, manual_fail_copies, manual_alloc_delay;
 
-static atomic_uint failures, streams_made, events_made;
+static atomic_uint streams_made, events_made;
 static atomic_bool event_done[EVENTS_MAX];
 static uint64_t event_stream[EVENTS_MAX];
 
@@ -47,7 +47,7 @@ static quay_status manual_alloc(quay_allocator *allocator, const quay_alloc_requ
   nanosleep(&(struct timespec){.tv_nsec = (long)delay * 1000000}, NULL);
   if (take_one(&manual_fail_allocs)) {
     return quay_error_set(QUAY_STATUS_OUT_OF_DEVICE_MEMORY, "manual", 2, "MANUAL_FULL",
-                          "manual failure %u", atomic_fetch_add(&failures, 1) + 1);
+                          "manual failure %u", atomic_fetch_add(&manual.alloc_failed, 1) + 1);
   }
   const size_t size = (request->size + request->alignment) & ~(request->alignment - 1);
   void *memory = aligned_alloc(request->alignment, size);

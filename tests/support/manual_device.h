@@ -22,7 +22,7 @@ typedef struct manual_options {
 } manual_options;
 
 typedef struct manual_calls {
-  atomic_uint alloc, free, copy_in, copy_out, copy_within, copy_across, fill;
+  atomic_uint alloc, alloc_failed, free, copy_in, copy_out, copy_within, copy_across, fill;
   atomic_uint lend_read, lend_write;
   atomic_uint stream_create, stream_wrap, stream_destroy, stream_synchronize, stream_wait;
   atomic_uint event_record, event_query, event_synchronize, event_destroy;
