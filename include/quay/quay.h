@@ -8,6 +8,7 @@
 #include <quay/buffer.h>
 #include <quay/copy.h>
 #include <quay/device.h>
+#include <quay/dlpack.h>
 #include <quay/dtype.h>
 #include <quay/layers.h>
 #include <quay/log.h>
