@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-#: Usage: sweep.sh load | load_to_file | copy | devices
+#: Usage: sweep.sh load | load_to_file | copy | devices | save
 #:
 #: Runs one scenario of the program with its n-th call failing, for n = 1, 2 ... until there is no
 #: n-th call, then the same with every call from the n-th on failing; with one thread, and with two
@@ -22,6 +22,7 @@ run_scenario() {
   load_to_file) "$QUAY_FAILING" load "$model" --to "mmap:$work/out" --json --sha256 ;;
   copy) "$QUAY_FAILING" copy "$model" "$work/out/copy" --via cpu --no-progress ;;
   devices) "$QUAY_FAILING" devices --json ;;
+  save) "$QUAY_FAILING" "$work/out/file" ;;
   *) echo "sweep.sh: no scenario is called $scenario" >&2 && exit 2 ;;
   esac >"$work/stdout" 2>"$work/stderr"
 }
