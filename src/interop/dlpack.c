@@ -298,7 +298,6 @@ typedef struct incoming {
   bool read_only;
   quay_release_callback release; /* NULL for a tensor without a deleter */
   void *managed;
-  quay_allocator *allocator; /* of the options; may be NULL */
 } incoming;
 
 static void release_versioned(void *user, void *memory, uint64_t size) {
@@ -326,33 +325,32 @@ static quay_status find_host_allocator(quay_allocator **out_allocator) {
   return quay_allocator_open("cpu", out_allocator);
 }
 
-static quay_status adopt_host(const incoming *in, uint64_t address, uint64_t size,
-                              quay_raw_buffer *out_raw) {
+static quay_status adopt_host(quay_allocator *allocator, const incoming *in, uint64_t address,
+                              uint64_t size, quay_raw_buffer *out_raw) {
   const quay_host_memory memory = {.pointer = (void *)(uintptr_t)address,
                                    .size = size,
                                    .release = in->release,
                                    .user = in->managed};
-  if (in->allocator != NULL)
-    return quay_raw_buffer_adopt_host(in->allocator, &memory, out_raw);
-  quay_allocator *allocator;
-  QUAY_TRY(find_host_allocator(&allocator));
-  const quay_status status = quay_raw_buffer_adopt_host(allocator, &memory, out_raw);
-  quay_allocator_release(allocator);
-  return status;
+  return quay_raw_buffer_adopt_host(allocator, &memory, out_raw);
 }
 
-/* Who adopts the memory of a type of device. */
+/* Who takes over the memory of a type of device. */
 typedef struct importer {
   int32_t device_type;
   const char *name; /* DLPack's */
-  quay_status (*adopt)(const incoming *in, uint64_t address, uint64_t size,
-                       quay_raw_buffer *out_raw); /* NULL: nobody */
+  /* One reference on the allocator that owns it where the program names none. */
+  quay_status (*find_allocator)(quay_allocator **out_allocator);
+  quay_status (*adopt)(quay_allocator *allocator, const incoming *in, uint64_t address,
+                       uint64_t size, quay_raw_buffer *out_raw); /* NULL: nobody */
 } importer;
 
 static const importer importers[] = {
-    {QUAY_DL_CPU, "kDLCPU", adopt_host},      {QUAY_DL_CUDA, "kDLCUDA", NULL},
-    {QUAY_DL_CUDA_HOST, "kDLCUDAHost", NULL}, {QUAY_DL_VULKAN, "kDLVulkan", NULL},
-    {QUAY_DL_EXTERNAL, "kDLExtDev", NULL},    {QUAY_DL_CUDA_MANAGED, "kDLCUDAManaged", NULL},
+    {QUAY_DL_CPU, "kDLCPU", find_host_allocator, adopt_host},
+    {QUAY_DL_CUDA, "kDLCUDA", NULL, NULL},
+    {QUAY_DL_CUDA_HOST, "kDLCUDAHost", NULL, NULL},
+    {QUAY_DL_VULKAN, "kDLVulkan", NULL, NULL},
+    {QUAY_DL_EXTERNAL, "kDLExtDev", NULL, NULL},
+    {QUAY_DL_CUDA_MANAGED, "kDLCUDAManaged", NULL, NULL},
 };
 
 /* NULL, with the error set to UNSUPPORTED, if there is none. */
@@ -438,32 +436,50 @@ static quay_status find_address(const quay_dl_tensor *tensor, uint64_t size,
   return QUAY_OK;
 }
 
-/* On success the raw buffer owns the tensor; on error it is the caller's. */
-static quay_status import_raw(const incoming *in, quay_dtype *out_dtype, quay_raw_buffer *out_raw) {
-  const quay_dl_tensor *const tensor = in->tensor;
-  uint64_t size = 0;
-  uint64_t address = 0;
-  QUAY_TRY(find_dtype(&tensor->dtype, out_dtype));
-  QUAY_TRY(quay_dtype_array_size(*out_dtype, tensor->ndim, tensor->shape, &size));
-  QUAY_TRY(check_strides(tensor, size));
-  QUAY_TRY(find_address(tensor, size, &address));
-  const importer *const row = find_importer(&tensor->device);
-  if (row == NULL)
-    return QUAY_STATUS_UNSUPPORTED;
-  return row->adopt(in, address, size, out_raw);
+/* What an import has found out about its tensor. */
+typedef struct found {
+  quay_dtype dtype;
+  uint64_t size;
+  uint64_t address;
+  const importer *importer;
+} found;
+
+static quay_status examine(const quay_dl_tensor *tensor, found *out) {
+  QUAY_TRY(find_dtype(&tensor->dtype, &out->dtype));
+  QUAY_TRY(quay_dtype_array_size(out->dtype, tensor->ndim, tensor->shape, &out->size));
+  QUAY_TRY(check_strides(tensor, out->size));
+  QUAY_TRY(find_address(tensor, out->size, &out->address));
+  out->importer = find_importer(&tensor->device);
+  return out->importer != NULL ? QUAY_OK : QUAY_STATUS_UNSUPPORTED;
 }
 
-static quay_status import_tensor(const incoming *in, quay_buffer **out_buffer) {
-  quay_dtype dtype = QUAY_DTYPE_NONE;
+static quay_status make_buffer(const incoming *in, const found *what, quay_allocator *allocator,
+                               quay_buffer **out_buffer) {
   quay_raw_buffer raw;
-  QUAY_TRY(import_raw(in, &dtype, &raw));
+  QUAY_TRY(what->importer->adopt(allocator, in, what->address, what->size, &raw));
   if (in->read_only)
     raw.flags |= QUAY_RAW_READ_ONLY;
   const quay_status status =
-      quay_buffer_from_raw(&raw, dtype, in->tensor->ndim, in->tensor->shape, out_buffer);
+      quay_buffer_from_raw(&raw, what->dtype, in->tensor->ndim, in->tensor->shape, out_buffer);
   /* Without the deleter: the tensor is still the caller's. */
   if (status != QUAY_OK && quay_raw_buffer_forget(&raw) != QUAY_OK)
     return quay_last_error()->status;
+  return status;
+}
+
+static quay_status import_tensor(const incoming *in, const quay_dlpack_import_options *options,
+                                 quay_buffer **out_buffer) {
+  found what = {.dtype = QUAY_DTYPE_NONE};
+  QUAY_TRY(examine(in->tensor, &what));
+  /* Raw buffers do not retain their owner: it is held until the buffer's storage does. */
+  quay_allocator *allocator = NULL;
+  if (options != NULL && options->allocator != NULL) {
+    allocator = quay_allocator_retain(options->allocator);
+  } else {
+    QUAY_TRY(what.importer->find_allocator(&allocator));
+  }
+  const quay_status status = make_buffer(in, &what, allocator, out_buffer);
+  quay_allocator_release(allocator);
   return status;
 }
 
@@ -484,9 +500,8 @@ quay_status quay_dlpack_import(quay_dl_managed_tensor_versioned *tensor,
   const incoming in = {.tensor = &tensor->dl_tensor,
                        .read_only = (tensor->flags & QUAY_DL_FLAG_READ_ONLY) != 0,
                        .release = tensor->deleter != NULL ? release_versioned : NULL,
-                       .managed = tensor,
-                       .allocator = options != NULL ? options->allocator : NULL};
-  return import_tensor(&in, out_buffer);
+                       .managed = tensor};
+  return import_tensor(&in, options, out_buffer);
 }
 
 quay_status quay_dlpack_import_unversioned(quay_dl_managed_tensor *tensor,
@@ -498,7 +513,6 @@ quay_status quay_dlpack_import_unversioned(quay_dl_managed_tensor *tensor,
                            (const void *)out_buffer, "out_buffer"));
   const incoming in = {.tensor = &tensor->dl_tensor,
                        .release = tensor->deleter != NULL ? release_unversioned : NULL,
-                       .managed = tensor,
-                       .allocator = options != NULL ? options->allocator : NULL};
-  return import_tensor(&in, out_buffer);
+                       .managed = tensor};
+  return import_tensor(&in, options, out_buffer);
 }
