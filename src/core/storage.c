@@ -309,9 +309,8 @@ static void release_with_hazards(quay__storage *storage) {
 }
 
 void quay__storage_release(quay__storage *storage) {
-  if (atomic_fetch_sub_explicit(&storage->references, 1, memory_order_release) != 1)
+  if (atomic_fetch_sub_explicit(&storage->references, 1, memory_order_acq_rel) != 1)
     return;
-  atomic_thread_fence(memory_order_acquire);
   if (atomic_load_explicit(&storage->hazards, memory_order_relaxed) != NULL) {
     release_with_hazards(storage);
   } else {
