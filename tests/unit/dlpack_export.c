@@ -338,8 +338,9 @@ Test(dlpack_export, the_raw_buffer_stays_while_it_is_exported) {
 }
 
 Test(dlpack_export, the_deleter_leaves_the_last_error_alone) {
-  quay_dl_managed_tensor_versioned *tensor = export_versioned(make_counted());
-  quay_buffer *buffer = NULL;
+  quay_buffer *buffer = make_counted();
+  quay_dl_managed_tensor_versioned *tensor = export_versioned(buffer);
+  quay_buffer_release(buffer);
   cr_assert_eq(quay_dlpack_import(NULL, NULL, &buffer), QUAY_STATUS_INVALID_ARGUMENT);
   tensor->deleter(tensor);
   cr_expect_eq(quay_last_error()->status, QUAY_STATUS_INVALID_ARGUMENT);
