@@ -56,10 +56,10 @@ int64_t quay__live_get(quay__live_kind kind) {
   return atomic_load_explicit(&live[kind], memory_order_relaxed);
 }
 
-/* The allocators of a chain that nobody but the library refers to. */
-static int64_t own_allocators(quay_allocator *outermost) {
+/* The allocators of a chain that nobody but the library refers to, which does so `own` times. */
+static int64_t own_allocators(quay_allocator *outermost, unsigned own) {
   if (outermost == NULL ||
-      atomic_load_explicit(&outermost->references, memory_order_relaxed) != 1) {
+      atomic_load_explicit(&outermost->references, memory_order_relaxed) != own) {
     return 0;
   }
   int64_t count = 0;
@@ -79,10 +79,11 @@ quay_status quay_shutdown(void) {
   const int64_t accesses = quay__live_get(QUAY__LIVE_ACCESSES);
   quay__default_allocators kept = quay__default_allocators_peek();
   int64_t allocators = quay__live_get(QUAY__LIVE_ALLOCATORS);
-  allocators -= own_allocators(kept.set);
-  if (kept.environment != kept.set)
-    allocators -= own_allocators(kept.environment);
-  allocators -= own_allocators(quay__mmap_file_allocator_peek());
+  const bool one = kept.environment == kept.set;
+  allocators -= own_allocators(kept.set, one ? 2 : 1);
+  if (!one)
+    allocators -= own_allocators(kept.environment, 1);
+  allocators -= own_allocators(quay__mmap_file_allocator_peek(), 1);
   if (storages > 0 || streams > 0 || accesses > 0 || allocators > 0) {
     return quay__fail(QUAY_STATUS_BUSY,
                       "quay_shutdown: still in use are %lld allocators, %lld storages of buffers, "
