@@ -160,7 +160,8 @@ Test(late, copies_across_peers_and_pinned_memory_only) {
   static const struct {
     int to, from;
     bool can;
-  } cases[] = {{0, 1, true}, {1, 0, true}, {0, 2, false}, {2, 1, false}, {3, 0, true}, {1, 3, true}};
+  } cases[] = {{0, 1, true},  {1, 0, true}, {0, 2, false},
+               {2, 1, false}, {3, 0, true}, {1, 3, true}};
   const quay_allocator_vtable *const table = late_allocator_table();
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     memory *const to = &m[cases[i].to];
@@ -453,8 +454,7 @@ Test(late, wrapped_streams_are_the_programs_own) {
 /* Ordered free. */
 
 Test(late, an_ordered_free_waits_for_its_events) {
-  const late_options options = {
-      .mode = LATE_MANUAL, .ordered_free = true, .device_bytes = 100};
+  const late_options options = {.mode = LATE_MANUAL, .ordered_free = true, .device_bytes = 100};
   OK(late_register(&options));
   memory m = memory_new("late:0", 100);
   quay_allocator *const allocator = quay_allocator_retain(m.allocator);

@@ -10,11 +10,11 @@
 
 #include "support/late/late.h"
 
-#define OK(expression)                                          \
-  do {                                                          \
-    const quay_status ok_status_ = (expression);                \
-    cr_assert(ok_status_ == QUAY_OK, "%s: %s: %s", #expression, \
-              quay_status_name(ok_status_), quay_last_error()->message); \
+#define OK(expression)                                                                        \
+  do {                                                                                        \
+    const quay_status ok_status_ = (expression);                                              \
+    cr_assert(ok_status_ == QUAY_OK, "%s: %s: %s", #expression, quay_status_name(ok_status_), \
+              quay_last_error()->message);                                                    \
   } while (0)
 
 /* One block. */

@@ -25,8 +25,8 @@ enum {
 typedef struct subject {
   memory memory;
   unsigned char model[BYTES];
-  quay_event *written;        /* NULL: the host knows it */
-  quay_event *read[STREAMS];  /* since; by stream */
+  quay_event *written;       /* NULL: the host knows it */
+  quay_event *read[STREAMS]; /* since; by stream */
 } subject;
 
 static quay_stream *streams[STREAMS];
@@ -263,8 +263,7 @@ static bool oracle_access(oracle *o, size_t line, access next) {
   for (size_t i = 0; i < o->count; i++) {
     const access *const other = &o->accesses[i];
     race = race || (other->block == next.block && (other->write || next.write) &&
-                    other->begin < next.end && next.begin < other->end &&
-                    !o->lines[line].past[i]);
+                    other->begin < next.end && next.begin < other->end && !o->lines[line].past[i]);
   }
   o->lines[line].past[o->count] = true;
   o->accesses[o->count++] = next;

@@ -36,7 +36,8 @@ typedef enum late_host_threads {
   /* What one host thread has done and waited for is known to all: the program is taken to hand its
    * knowledge on correctly, which ThreadSanitizer checks better. */
   LATE_HOST_THREADS_TRUSTED = 0,
-  /* Each host thread knows what it has waited for itself, and what it was told by late_observe(). */
+  /* Each host thread knows what it has waited for itself, and what it was told by late_observe().
+   */
   LATE_HOST_THREADS_APART = 1,
 } late_host_threads;
 
@@ -75,14 +76,14 @@ const quay_allocator_vtable *late_allocator_table(void);
 /* Violations. */
 
 /* X(NAME, text). In the first three the first word is what was submitted first. */
-#define LATE_VIOLATION_TABLE(X)                                                              \
-  X(WRITE_READ, "unordered write and read")                                                  \
-  X(READ_WRITE, "unordered read and write")                                                  \
-  X(WRITE_WRITE, "unordered write and write")                                                \
-  /* Memory was freed that work uses which is not ordered before the free. */                \
-  X(EARLY_FREE, "early free")                                                                \
-  /* Memory was used after it was freed, or is of an older generation. */                    \
-  X(USE_AFTER_FREE, "use after free")                                                        \
+#define LATE_VIOLATION_TABLE(X)                                                               \
+  X(WRITE_READ, "unordered write and read")                                                   \
+  X(READ_WRITE, "unordered read and write")                                                   \
+  X(WRITE_WRITE, "unordered write and write")                                                 \
+  /* Memory was freed that work uses which is not ordered before the free. */                 \
+  X(EARLY_FREE, "early free")                                                                 \
+  /* Memory was used after it was freed, or is of an older generation. */                     \
+  X(USE_AFTER_FREE, "use after free")                                                         \
   /* A rule of backend.h was broken: a dead stream or event, a range outside of the block. */ \
   X(PROTOCOL, "broken rule")
 
@@ -104,40 +105,40 @@ void late_violations_clear(void);
 
 /* Counts. */
 
-#define LATE_FUNCTION_TABLE(X)                                                                   \
-  X(MEMORY_INFO, "memory_info")                                                                  \
-  X(SYNCHRONIZE, "synchronize")                                                                  \
-  X(STREAM_CREATE, "stream_create")                                                              \
-  X(STREAM_WRAP, "stream_wrap")                                                                  \
-  X(STREAM_DESTROY, "stream_destroy")                                                            \
-  X(STREAM_SYNCHRONIZE, "stream_synchronize")                                                    \
-  X(STREAM_WAIT, "stream_wait")                                                                  \
-  X(EVENT_RECORD, "event_record")                                                                \
-  X(EVENT_QUERY, "event_query")                                                                  \
-  X(EVENT_SYNCHRONIZE, "event_synchronize")                                                      \
-  X(EVENT_DESTROY, "event_destroy")                                                              \
-  X(OPEN, "open")                                                                                \
-  X(ALLOC, "alloc")                                                                              \
-  X(FREE, "free")                                                                                \
-  X(COPY_IN, "copy_in")                                                                          \
-  X(COPY_OUT, "copy_out")                                                                        \
-  X(HOST_POINTER, "host_pointer")                                                                \
-  X(ADDRESS, "address")                                                                          \
-  X(COPY_WITHIN, "copy_within")                                                                  \
-  X(COPY_ACROSS, "copy_across")                                                                  \
-  X(LEND, "lend")                                                                                \
-  X(FILL, "fill")                                                                                \
-  X(COPY_IN_ASYNC, "copy_in_async")                                                              \
-  X(COPY_OUT_ASYNC, "copy_out_async")                                                            \
-  X(COPY_WITHIN_ASYNC, "copy_within_async")                                                      \
-  X(FILL_ASYNC, "fill_async")                                                                    \
+#define LATE_FUNCTION_TABLE(X)                \
+  X(MEMORY_INFO, "memory_info")               \
+  X(SYNCHRONIZE, "synchronize")               \
+  X(STREAM_CREATE, "stream_create")           \
+  X(STREAM_WRAP, "stream_wrap")               \
+  X(STREAM_DESTROY, "stream_destroy")         \
+  X(STREAM_SYNCHRONIZE, "stream_synchronize") \
+  X(STREAM_WAIT, "stream_wait")               \
+  X(EVENT_RECORD, "event_record")             \
+  X(EVENT_QUERY, "event_query")               \
+  X(EVENT_SYNCHRONIZE, "event_synchronize")   \
+  X(EVENT_DESTROY, "event_destroy")           \
+  X(OPEN, "open")                             \
+  X(ALLOC, "alloc")                           \
+  X(FREE, "free")                             \
+  X(COPY_IN, "copy_in")                       \
+  X(COPY_OUT, "copy_out")                     \
+  X(HOST_POINTER, "host_pointer")             \
+  X(ADDRESS, "address")                       \
+  X(COPY_WITHIN, "copy_within")               \
+  X(COPY_ACROSS, "copy_across")               \
+  X(LEND, "lend")                             \
+  X(FILL, "fill")                             \
+  X(COPY_IN_ASYNC, "copy_in_async")           \
+  X(COPY_OUT_ASYNC, "copy_out_async")         \
+  X(COPY_WITHIN_ASYNC, "copy_within_async")   \
+  X(FILL_ASYNC, "fill_async")                 \
   X(LAUNCH, "launch")
 
 typedef enum late_function {
 #define LATE_FUNCTION_ENUMERATOR(name, text) LATE_##name,
   LATE_FUNCTION_TABLE(LATE_FUNCTION_ENUMERATOR)
 #undef LATE_FUNCTION_ENUMERATOR
-      LATE_FUNCTION_COUNT
+  LATE_FUNCTION_COUNT
 } late_function;
 
 typedef struct late_counts {

@@ -69,8 +69,8 @@ static quay_status alloc(quay_allocator *allocator, const quay_alloc_request *re
   const late_allocator *const self = quay_allocator_self(allocator);
   late_stream *stream = NULL;
   if (request->stream != NULL) {
-    QUAY_TRY(late_enter_stream(self->device, LATE_ALLOC, quay_stream_native(request->stream),
-                               &stream));
+    QUAY_TRY(
+        late_enter_stream(self->device, LATE_ALLOC, quay_stream_native(request->stream), &stream));
   } else {
     QUAY_TRY(late_enter(self->device, LATE_ALLOC));
   }

@@ -31,7 +31,8 @@ static quay_status wait_and_leave(late_event *event, const char *what) {
   return late_leave();
 }
 
-/* A stream of the device that holds something from before `call`, and that is not waited for yet. */
+/* A stream of the device that holds something from before `call`, and that is not waited for yet.
+ */
 static late_stream *find_unfinished(const late_device *device, uint64_t call) {
   for (late_stream *stream = late.streams; stream != NULL; stream = stream->next) {
     if (stream->device == device && stream->waited_by != call && stream->head != NULL &&
@@ -390,9 +391,8 @@ void late_native_stream_destroy(uint64_t handle) {
   late_lock();
   late_stream *const stream = late_stream_get(NULL, handle, "late_native_stream_destroy");
   if (stream != NULL && (!stream->native || stream->wrappers != 0)) {
-    late_report(LATE_VIOLATION_PROTOCOL,
-                "the program destroys stream %" PRIu64 ", which %s", stream->serial,
-                stream->native ? "is wrapped" : "is not its own");
+    late_report(LATE_VIOLATION_PROTOCOL, "the program destroys stream %" PRIu64 ", which %s",
+                stream->serial, stream->native ? "is wrapped" : "is not its own");
   } else if (stream != NULL) {
     late_stream_close(stream);
   }

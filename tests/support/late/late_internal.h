@@ -103,11 +103,11 @@ typedef struct late_shadow {
 
 /* Who does something, for clocks and messages. */
 typedef struct late_actor {
-  const char *what;        /* "copy_in_async" */
+  const char *what;          /* "copy_in_async" */
   const late_stream *stream; /* NULL: the host */
-  uint64_t serial;         /* of the operation */
-  const late_clock *clock; /* what comes before it */
-  late_epoch epoch;        /* its own */
+  uint64_t serial;           /* of the operation */
+  const late_clock *clock;   /* what comes before it */
+  late_epoch epoch;          /* its own */
 } late_actor;
 
 typedef struct late_record late_record;
@@ -215,7 +215,7 @@ struct late_op {
   late_op_kind kind;
   const char *what;
   uint64_t serial;
-  uint64_t size;       /* of copies and fills */
+  uint64_t size; /* of copies and fills */
   unsigned char pattern[16];
   size_t pattern_size;
   late_kernel kernel;
@@ -233,12 +233,12 @@ struct late_stream {
   uint64_t serial; /* for messages */
   late_device *device;
   uint64_t generation;
-  bool native;       /* the program's own */
-  unsigned wrappers; /* of a native one */
-  bool closed;       /* destroyed; goes once it is empty */
-  bool busy;         /* its first operation is being run */
-  bool over;         /* its thread has nothing left to do */
-  uint64_t target;   /* manual: somebody waits for operations up to this one */
+  bool native;        /* the program's own */
+  unsigned wrappers;  /* of a native one */
+  bool closed;        /* destroyed; goes once it is empty */
+  bool busy;          /* its first operation is being run */
+  bool over;          /* its thread has nothing left to do */
+  uint64_t target;    /* manual: somebody waits for operations up to this one */
   uint64_t waited_by; /* the last call of synchronize that has recorded an event here */
   uint64_t random;
   late_op *head, *tail;

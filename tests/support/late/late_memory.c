@@ -7,8 +7,8 @@
 #include "late_internal.h"
 
 enum {
-  GUARD_BYTES = 4096,          /* between two blocks on a device */
-  POISONED_WHOLE = 16 << 20,   /* larger blocks are poisoned at both ends only */
+  GUARD_BYTES = 4096,        /* between two blocks on a device */
+  POISONED_WHOLE = 16 << 20, /* larger blocks are poisoned at both ends only */
   POISONED_END = 64 << 10,
   TOMBSTONES = 1024,
 };

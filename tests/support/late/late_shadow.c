@@ -74,9 +74,8 @@ static void check_record(void *user, late_node *node) {
     return;
   c->clean = false;
   const actor_text first = describe(record->what, record->serial, record->stream);
-  const actor_text second =
-      describe(c->actor->what, c->actor->serial,
-               c->actor->stream != NULL ? c->actor->stream->serial : 0);
+  const actor_text second = describe(c->actor->what, c->actor->serial,
+                                     c->actor->stream != NULL ? c->actor->stream->serial : 0);
   if (c->free) {
     late_report(LATE_VIOLATION_EARLY_FREE,
                 "block %" PRIu64 " of %s is freed, and nothing orders that after %s, which %s "
@@ -85,14 +84,14 @@ static void check_record(void *user, late_node *node) {
                 record->write ? "writes" : "reads", node->begin, node->end);
     return;
   }
-  late_report(!c->write        ? LATE_VIOLATION_WRITE_READ
-              : !record->write ? LATE_VIOLATION_READ_WRITE
-                               : LATE_VIOLATION_WRITE_WRITE,
-              "block %" PRIu64 " of %s: %s %s bytes %" PRIu64 " to %" PRIu64 ", %s %s bytes %" PRIu64
-              " to %" PRIu64 ", and nothing orders the second after the first",
-              c->block->serial, c->block->device->name, first.text,
-              record->write ? "writes" : "reads", node->begin, node->end, second.text,
-              c->write ? "writes" : "reads", c->begin, c->end);
+  late_report(
+      !c->write        ? LATE_VIOLATION_WRITE_READ
+      : !record->write ? LATE_VIOLATION_READ_WRITE
+                       : LATE_VIOLATION_WRITE_WRITE,
+      "block %" PRIu64 " of %s: %s %s bytes %" PRIu64 " to %" PRIu64 ", %s %s bytes %" PRIu64
+      " to %" PRIu64 ", and nothing orders the second after the first",
+      c->block->serial, c->block->device->name, first.text, record->write ? "writes" : "reads",
+      node->begin, node->end, second.text, c->write ? "writes" : "reads", c->begin, c->end);
 }
 
 void late_shadow_check(late_block *block, uint64_t offset, uint64_t size, bool write,

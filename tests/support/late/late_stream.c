@@ -157,7 +157,8 @@ quay_status late_enter_stream(late_device *device, late_function function, uint6
   }
   if ((*out_stream)->generation != device->generation) {
     return late_leave_with(QUAY_STATUS_STALE,
-                           "%s: the stream is of generation %" PRIu64 " of %s, which is at %" PRIu64,
+                           "%s: the stream is of generation %" PRIu64
+                           " of %s, which is at %" PRIu64,
                            what, (*out_stream)->generation, device->name, device->generation);
   }
   return QUAY_OK;
