@@ -61,10 +61,12 @@ bool contract_can(const quay_allocator *allocator, contract_ability ability) {
   return contract_target_of(allocator)->cannot[ability] == NULL;
 }
 
-void contract_need(const quay_allocator *allocator, contract_ability ability) {
+void contract_need(quay_allocator *allocator, contract_ability ability) {
   const contract_target *target = contract_target_of(allocator);
-  if (target->cannot[ability] != NULL)
-    quay_test_skip(target->backend, "%s", target->cannot[ability]);
+  if (target->cannot[ability] == NULL)
+    return;
+  contract_close(allocator);
+  quay_test_skip(target->backend, "%s", target->cannot[ability]);
 }
 
 quay_buffer *contract_buffer(quay_allocator *allocator, uint64_t size, uint64_t seed) {

@@ -21,8 +21,8 @@ void contract_close(quay_allocator *allocator);
 
 const contract_target *contract_target_of(const quay_allocator *allocator);
 bool contract_can(const quay_allocator *allocator, contract_ability ability);
-/* Skips the test, with the table's reason, if the target can't do it. */
-void contract_need(const quay_allocator *allocator, contract_ability ability);
+/* Closes the allocator and skips the test, with the table's reason, if the target can't do it. */
+void contract_need(quay_allocator *allocator, contract_ability ability);
 
 /* A buffer of `size` bytes (U8), or a test failure; `seed` above 0 fills it with random bytes. */
 quay_buffer *contract_buffer(quay_allocator *allocator, uint64_t size, uint64_t seed);
