@@ -168,6 +168,7 @@ Test(allocation, a_stream_of_its_own_device_is_taken) {
   CONTRACT_OK(quay_stream_create(quay_allocator_device(allocator), NULL, &stream));
   const quay_alloc_options options = {.stream = stream};
   CONTRACT_OK(quay_allocator_alloc(allocator, 100, &options, &raw));
+  CONTRACT_OK(quay_stream_synchronize(stream));
   quay_raw_buffer_free(&raw);
   quay_stream_release(stream);
   contract_close(allocator);

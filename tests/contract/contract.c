@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "support/late/late.h"
 #include "support/skip.h"
 
 quay_status own_backend_register(void); /* examples/own_backend.c */
@@ -11,8 +12,10 @@ quay_status own_backend_register(void); /* examples/own_backend.c */
 /* Every test runs in a process of its own, or after others in the same one. */
 static quay_allocator *open_variable(const char *variable, const char *otherwise) {
   static bool registered;
-  if (!registered)
+  if (!registered) {
     CONTRACT_OK(own_backend_register());
+    CONTRACT_OK(late_register(NULL));
+  }
   registered = true;
   const char *spec = getenv(variable);
   if (spec == NULL && otherwise != NULL)
@@ -44,6 +47,8 @@ void contract_close(quay_allocator *allocator) {
   if (quay_allocator_find(allocator, "track") != NULL)
     CONTRACT_OK(quay_track_check(allocator));
   quay_allocator_release(allocator);
+  late_violation violation = {.message = ""};
+  cr_expect_eq(late_violations(&violation, 1), 0, "%s", violation.message);
 }
 
 const contract_target *contract_target_of(const quay_allocator *allocator) {
@@ -51,8 +56,10 @@ const contract_target *contract_target_of(const quay_allocator *allocator) {
   while (quay_allocator_inner(allocator) != NULL)
     allocator = quay_allocator_inner(allocator);
   for (size_t i = 0; i < CONTRACT_COUNT(contract_targets); i++) {
-    if (strcmp(contract_targets[i].backend, quay_allocator_name(allocator)) == 0)
-      return &contract_targets[i];
+    const contract_target *target = &contract_targets[i];
+    if (strcmp(target->backend, quay_allocator_name(allocator)) == 0 &&
+        (target->kind == QUAY_MEMORY_NONE || target->kind == quay_allocator_kind(allocator)))
+      return target;
   }
   return &able;
 }

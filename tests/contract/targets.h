@@ -16,6 +16,7 @@ typedef enum contract_ability {
 
 typedef struct contract_target {
   const char *backend;
+  quay_memory_kind kind; /* NONE: every kind of this backend */
   /* NULL: it can. */
   const char *cannot[CONTRACT_ABILITY_COUNT];
   /* What an allocation of 2^62 bytes answers. */
@@ -34,6 +35,21 @@ static const contract_target contract_targets[] = {
         .backend = "own",
         .cannot[CONTRACT_ADOPT] = "the example leaves the optional adopt_host out",
         .cannot[CONTRACT_RELEASE] = "the example leaves the optional release out",
+        .too_large = QUAY_STATUS_OUT_OF_HOST_MEMORY,
+    },
+    {
+        .backend = "late",
+        .kind = QUAY_MEMORY_DEVICE,
+        .cannot[CONTRACT_HOST_ACCESS] = "it behaves as memory of a device",
+        .cannot[CONTRACT_ADOPT] = "it behaves as memory of a device",
+        .cannot[CONTRACT_RELEASE] = "it behaves as memory of a device",
+        .too_large = QUAY_STATUS_OUT_OF_DEVICE_MEMORY,
+    },
+    {
+        .backend = "late",
+        .kind = QUAY_MEMORY_PINNED,
+        .cannot[CONTRACT_ADOPT] = "only its own pinned memory has the double's bookkeeping",
+        .cannot[CONTRACT_RELEASE] = "pinned memory is not pageable host memory",
         .too_large = QUAY_STATUS_OUT_OF_HOST_MEMORY,
     },
 };
