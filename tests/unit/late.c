@@ -1,9 +1,9 @@
-/* The late backend itself: memory, streams, events, loss. What it finds is in late_violations.c,
- * random programs are in late_random.c. */
+/* The late backend itself: memory, streams, events. Failures and loss are in late_failures.c, what
+ * it finds in late_violations.c, random programs in late_random.c. */
 #include "late_fixture.h"
 
 #include <errno.h>
-#include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 
 /* Memory. */
@@ -392,6 +392,30 @@ Test(late, threads_run_late_and_at_the_same_time) {
   end();
 }
 
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+Test(late, operations_on_threads_take_their_time) {
+  const late_options options = {.max_delay_us = 2000};
+  OK(late_register(&options));
+  quay_stream *const stream = stream_new(0);
+  const double start = seconds();
+  OK(late_delay(quay_stream_native(stream), 30000));
+  OK(quay_stream_synchronize(stream));
+  const double delayed = seconds();
+  cr_expect(delayed - start >= 0.030, "the delay lasted %f s", delayed - start);
+  /* A hundred delays of 1 ms each on average, of which a tenth is as good as certain. */
+  for (int i = 0; i < 100; i++)
+    OK(late_delay(quay_stream_native(stream), 0));
+  OK(quay_stream_synchronize(stream));
+  cr_expect(seconds() - delayed >= 0.010, "100 operations lasted %f s", seconds() - delayed);
+  quay_stream_release(stream);
+  end();
+}
+
 Test(late, destroying_a_stream_does_not_wait_and_loses_no_work) {
   begin(LATE_THREADS);
   memory m = memory_new("late:0", 64);
@@ -481,6 +505,26 @@ Test(late, an_ordered_free_waits_for_its_events) {
   end();
 }
 
+Test(late, an_ordered_free_waits_for_events_that_come_after_the_last_use) {
+  begin_manual();
+  memory m = memory_new("late:0", 100);
+  quay_stream *const stream = stream_new(0);
+  fill_on(stream, &m, 0, 100, 0x08);
+  OK(late_delay(quay_stream_native(stream), 1));
+  quay_event *const event = record(stream);
+  memory_free(&m, &event, 1);
+  cr_assert(late_step(quay_stream_native(stream)), "the fill");
+  late_counts counts;
+  late_count(&counts);
+  cr_expect(counts.pending_frees == 1);
+  OK(quay_event_synchronize(event));
+  late_count(&counts);
+  cr_expect(counts.pending_frees == 0);
+  quay_event_release(event);
+  quay_stream_release(stream);
+  end();
+}
+
 Test(late, stream_ordered_memory_is_there_in_stream_order) {
   begin_manual();
   memory m = {.size = 80};
@@ -501,126 +545,25 @@ Test(late, stream_ordered_memory_is_there_in_stream_order) {
   end();
 }
 
-/* Failures and loss. */
-
-Test(late, the_nth_call_fails_once_as_asked) {
+Test(late, stream_ordered_memory_can_be_freed_before_it_is_there) {
   begin_manual();
-  memory m = memory_new("late:0", 16);
-  const unsigned char bytes[16] = "fifteen letters";
-  const quay_allocator_vtable *const table = late_allocator_table();
-  cr_expect(late_fail(LATE_COPY_IN, 2, QUAY_STATUS_IO));
-  OK(table->copy_in(m.allocator, &m.raw, 0, bytes, 16));
-  cr_expect(table->copy_in(m.allocator, &m.raw, 0, bytes + 4, 8) == QUAY_STATUS_IO);
-  OK(table->copy_in(m.allocator, &m.raw, 8, bytes, 8));
-  cr_expect(peek(&m, 0) == 'f', "the failed copy moved bytes");
-  cr_expect(!late_fail(LATE_FREE, 1, QUAY_STATUS_IO));
+  memory m = {.size = 80};
+  OK(quay_allocator_open("late:0", &m.allocator));
+  quay_stream *const stream = stream_new(0);
+  const quay_alloc_request request = {.size = 80, .alignment = 64, .stream = stream};
+  OK(late_allocator_table()->alloc(m.allocator, &request, &m.raw));
   memory_free(&m, NULL, 0);
-  end();
-}
-
-Test(late, calls_are_counted_by_function) {
-  begin_manual();
-  memory m = memory_new("late:0", 16);
-  quay_stream *const a = stream_new(0);
-  quay_stream *const b = stream_new(0);
-  late_counts_reset();
-  fill_on(a, &m, 0, 16, 1);
-  order(a, b);
-  OK(quay_stream_synchronize(b));
   late_counts counts;
   late_count(&counts);
-  cr_expect(counts.calls[LATE_FILL_ASYNC] == 1 && counts.calls[LATE_EVENT_RECORD] == 1);
-  cr_expect(counts.calls[LATE_STREAM_WAIT] == 1 && counts.calls[LATE_STREAM_SYNCHRONIZE] == 1);
-  cr_expect(counts.calls[LATE_EVENT_DESTROY] == 1 && counts.calls[LATE_COPY_IN] == 0);
-  cr_expect(counts.submitted == 1 && counts.run == 1);
-  quay_stream_release(a);
-  quay_stream_release(b);
-  memory_free(&m, NULL, 0);
-  end();
-}
-
-Test(late, a_lost_device_fails_every_call_and_runs_nothing_more) {
-  begin_manual();
-  memory m = memory_new("late:0", 16);
-  quay_stream *const stream = stream_new(0);
-  fill_on(stream, &m, 0, 16, 0x09);
-  quay_event *const event = record(stream);
-  late_lose(0);
-  const quay_device_vtable *const device = late_device_table();
-  quay_device *const lost = late_device_at(0);
-  uint64_t handle = 0;
-  cr_expect(device->event_synchronize(lost, quay_event_native(event)) == QUAY_STATUS_DEVICE_LOST);
-  cr_expect(device->stream_create(lost, NULL, &handle) == QUAY_STATUS_DEVICE_LOST);
-  cr_expect(quay_device_health(lost) == QUAY_HEALTH_LOST);
-  cr_expect(quay_event_synchronize(event) == QUAY_STATUS_DEVICE_LOST);
-  late_counts counts;
-  late_count(&counts);
-  cr_expect(counts.run == 0);
-  quay_event_release(event);
-  quay_stream_release(stream);
-  memory_free(&m, NULL, 0);
-  end();
-}
-
-static void *wait_for_event(void *event) {
-  return (void *)(intptr_t)quay_event_synchronize(event);
-}
-
-Test(late, loss_ends_waits_that_are_under_way) {
-  begin(LATE_THREADS);
-  quay_stream *const stream = stream_new(0);
-  quay_stream *const other = stream_new(1);
-  late_hold(quay_stream_native(stream));
-  quay_event *const event = record(stream);
-  OK(quay_stream_wait(other, event));
-  pthread_t thread;
-  cr_assert(pthread_create(&thread, NULL, wait_for_event, event) == 0);
-  late_lose(0);
-  void *status = NULL;
-  pthread_join(thread, &status);
-  cr_expect((quay_status)(intptr_t)status == QUAY_STATUS_DEVICE_LOST);
-  OK(quay_stream_synchronize(other)); /* another device goes on */
-  quay_event_release(event);
-  quay_stream_release(stream);
-  quay_stream_release(other);
-  end();
-}
-
-Test(late, a_device_is_lost_in_the_middle_of_its_work) {
-  begin_manual();
-  memory m = memory_new("late:0", 16);
-  quay_stream *const stream = stream_new(0);
-  fill_on(stream, &m, 0, 16, 0x01);
-  fill_on(stream, &m, 0, 16, 0x02);
-  fill_on(stream, &m, 0, 16, 0x03);
-  late_lose_after(0, 2);
-  cr_expect(quay_stream_synchronize(stream) == QUAY_STATUS_DEVICE_LOST);
-  expect_bytes(&m, 0x02);
-  quay_stream_release(stream);
-  memory_free(&m, NULL, 0);
-  end();
-}
-
-Test(late, a_reset_begins_a_generation_that_works) {
-  begin_manual();
-  memory old = memory_new("late:0", 16);
-  quay_stream *const old_stream = stream_new(0);
-  late_lose(0);
-  late_reset(0);
-  cr_expect(quay_device_generation(late_device_at(0)) == 2);
-  cr_expect(quay_device_health(late_device_at(0)) == QUAY_HEALTH_OK);
-  cr_expect(quay_stream_synchronize(old_stream) == QUAY_STATUS_STALE);
-  memory m = memory_new("late:0", 16);
-  quay_stream *const stream = stream_new(0);
-  fill_on(stream, &m, 0, 16, 0x0a);
+  cr_expect(counts.pending_frees == 1, "the allocation has not run, and needs the memory");
   OK(quay_stream_synchronize(stream));
-  expect_bytes(&m, 0x0a);
-  quay_stream_release(old_stream);
+  late_count(&counts);
+  cr_expect(counts.pending_frees == 0);
   quay_stream_release(stream);
-  memory_free(&old, NULL, 0);
-  memory_free(&m, NULL, 0);
   end();
 }
+
+/* Registration. */
 
 Test(late, is_not_taken_out_while_something_of_it_lives) {
   begin_manual();

@@ -221,6 +221,19 @@ Test(late_violations, what_the_host_has_waited_for_orders_what_it_submits) {
   end_pair();
 }
 
+Test(late_violations, synchronising_a_device_orders_the_work_of_streams_that_are_gone) {
+  begin_pair(LATE_MANUAL);
+  quay_stream *const brief = stream_new(0);
+  fill_on(brief, &m, 0, 256, 5);
+  quay_stream_release(brief);
+  late_run_all();
+  OK(quay_allocator_synchronize(m.allocator));
+  unsigned char out[256];
+  copy_out(&m, 0, out, 256);
+  cr_expect(out[0] == 5 && out[255] == 5);
+  end_pair();
+}
+
 /* Frees. */
 
 Test(late_violations, finds_a_free_before_the_work_was_waited_for) {

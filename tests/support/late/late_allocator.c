@@ -51,6 +51,7 @@ static void fill_pattern(late_op *op, const void *pattern, size_t pattern_size, 
 static void begin_on_stream(late_block *block, late_stream *stream, bool zeroed) {
   const unsigned char first = zeroed ? 0 : LATE_POISON_NEW;
   late_op *const op = late_op_new(stream, LATE_OP_FILL, "alloc");
+  op->beginning = true;
   fill_pattern(op, &first, 1, block->size);
   const late_access access = {.place = {.block = block}, .size = block->size, .write = true};
   late_op_touch(stream, op, &access, 1);

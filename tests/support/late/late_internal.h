@@ -108,6 +108,7 @@ typedef struct late_actor {
   uint64_t serial;           /* of the operation */
   const late_clock *clock;   /* what comes before it */
   late_epoch epoch;          /* its own */
+  bool beginning;            /* the allocation itself, which a free takes care of by itself */
 } late_actor;
 
 typedef struct late_record late_record;
@@ -215,7 +216,8 @@ struct late_op {
   late_op_kind kind;
   const char *what;
   uint64_t serial;
-  uint64_t size; /* of copies and fills */
+  bool beginning; /* of memory that was allocated on a stream */
+  uint64_t size;  /* of copies and fills */
   unsigned char pattern[16];
   size_t pattern_size;
   late_kernel kernel;

@@ -9,7 +9,8 @@
 struct late_record {
   late_node range; /* first */
   bool write;
-  bool open; /* a host thread is at it just now */
+  bool open;      /* a host thread is at it just now */
+  bool beginning; /* the allocation itself */
   late_epoch epoch;
   const char *what;
   uint64_t serial; /* of the operation */
@@ -70,7 +71,7 @@ static bool ordered(const late_record *record, const late_actor *actor) {
 static void check_record(void *user, late_node *node) {
   checking *const c = user;
   const late_record *const record = (const late_record *)node;
-  if (!(record->write || c->write) || ordered(record, c->actor))
+  if (!(record->write || c->write) || (c->free && record->beginning) || ordered(record, c->actor))
     return;
   c->clean = false;
   const actor_text first = describe(record->what, record->serial, record->stream);
@@ -161,6 +162,7 @@ late_record *late_shadow_add(late_block *block, uint64_t offset, uint64_t size, 
   record->range = (late_node){.begin = offset, .end = offset + size};
   record->write = write;
   record->open = open;
+  record->beginning = actor->beginning;
   record->epoch = actor->epoch;
   record->what = actor->what;
   record->serial = actor->serial;

@@ -73,6 +73,7 @@ void late_op_touch(late_stream *stream, late_op *op, const late_access *accesses
       .serial = op->serial,
       .epoch = late_context_tick(&stream->context),
       .clock = &stream->context.clock,
+      .beginning = op->beginning,
   };
   late_touch(&actor, accesses, count, NULL);
   op->place_count = count;
