@@ -10,10 +10,18 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
-#include "core/os.h"
 #include "support/skip.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
 
 static char folder[256];
 static char path[300];
@@ -619,7 +627,8 @@ Test(safetensors, a_hundred_thousand_tensors_open_and_are_found_quickly) {
   used += (size_t)sprintf(header + used, "}");
   write_raw(header, used, used, COUNT);
   free(header);
-  const uint64_t begin = quay__os_nanoseconds();
+  /* Time of the processor: the machine may be busy with other things. */
+  const clock_t begin = clock();
   quay_safetensors *file = open_file();
   cr_assert_eq(quay_safetensors_count(file), (size_t)COUNT);
   for (int i = 0; i < COUNT; ++i) {
@@ -629,22 +638,14 @@ Test(safetensors, a_hundred_thousand_tensors_open_and_are_found_quickly) {
     cr_assert_eq(quay_safetensors_find(file, name, &index), QUAY_OK);
     cr_assert_eq(index, (size_t)i, "%s", name);
   }
-  const uint64_t taken = quay__os_nanoseconds() - begin;
+  const double seconds = (double)(clock() - begin) / CLOCKS_PER_SEC;
   quay_safetensors_close(file);
-#ifndef __OPTIMIZE__
-  (void)taken;
+#ifdef SANITIZED
+  (void)seconds;
 #else
-  cr_expect_lt(taken, UINT64_C(2000000000), "took %" PRIu64 " ns", taken);
+  cr_expect_lt(seconds, 2.0, "took %g s", seconds);
 #endif
 }
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
 
 Test(safetensors, opening_and_listing_four_gibibytes_takes_little_memory) {
 #ifdef SANITIZED
