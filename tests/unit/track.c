@@ -5,9 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/allocator_impl.h"
 #include "support/log.h"
 #include "support/random.h"
 #include "support/status.h"
+#include "support/table.h"
 
 static quay_allocator *open(const char *spec) {
   quay_allocator *allocator = NULL;
@@ -470,5 +472,110 @@ Test(track, an_allocator_without_the_layer_and_null_are_refused) {
   CHECK_FAILS(quay_track_locate(allocator, 0, &location), QUAY_STATUS_INVALID_ARGUMENT);
   CHECK_FAILS(quay_track_locate(NULL, 0, &location), QUAY_STATUS_INVALID_ARGUMENT);
   CHECK_FAILS(quay_track_locate(allocator, 0, NULL), QUAY_STATUS_INVALID_ARGUMENT);
+  quay_allocator_release(allocator);
+}
+
+/* Memory without addresses, and reserved memory, by a backend of the test's own. */
+
+static quay_test_table table;
+
+static quay_status open_table(void *user, const quay_spec_args *args,
+                              quay_allocator **out_allocator) {
+  (void)user, (void)args;
+  return quay_allocator_create(&table.desc, out_allocator);
+}
+
+static quay_allocator *open_tracked_table(void) {
+  const quay_backend backend = {.version = QUAY_BACKEND_VERSION,
+                                .struct_size = sizeof backend,
+                                .name = "table",
+                                .open = open_table};
+  CHECK_OK(quay_backend_register(&backend));
+  quay_allocator *allocator = open("track+table");
+  CHECK_OK(quay_backend_unregister("table"));
+  return allocator;
+}
+
+Test(track, memory_without_addresses_is_recognised_by_its_handle) {
+  quay_test_table_init(&table);
+  table.vtable.host_pointer = NULL;
+  table.desc.flags = 0;
+  table.desc.kind = QUAY_MEMORY_DEVICE;
+  quay_allocator *allocator = open_tracked_table();
+  const int64_t shape[] = {300};
+  unsigned char bytes[300];
+  unsigned char found[300];
+  visit_record record = {0};
+  quay_buffer *buffer = NULL;
+  quay_test_random_bytes(bytes, sizeof bytes, 1);
+  quay_error_set(QUAY_STATUS_BUSY, "", 0, NULL, "from before");
+  quay_raw_buffer raw = alloc(allocator, 50);
+  cr_assert_str_eq(quay_last_error()->message, "from before", "success leaves the error alone");
+  CHECK_OK(quay_buffer_create_from_host(allocator, QUAY_U8, 1, shape, bytes, NULL, &buffer));
+  CHECK_OK(quay_buffer_copy_out(buffer, found, 300));
+  cr_assert_arr_eq(found, bytes, 300);
+  CHECK_OK(quay_track_visit(allocator, keep_block, &record));
+  cr_assert_eq(record.count, 2);
+  cr_assert_eq(record.blocks[0].address, 0);
+  cr_assert_eq(record.blocks[1].size, 300);
+  quay_raw_buffer changed = raw;
+  changed.as.external.handle[5] = 1;
+  check_refused(allocator, changed, "comes from elsewhere");
+  const quay_raw_buffer copy = raw;
+  quay_raw_buffer_free(&raw);
+  check_refused(allocator, copy, "freed before");
+  quay_buffer_release(buffer);
+  quay_allocator_release(allocator);
+  cr_assert_eq(atomic_load(&table.destroys), 1);
+}
+
+static quay_status table_reserve(quay_allocator *allocator, uint64_t size, uint64_t alignment,
+                                 quay_raw_buffer *out_raw) {
+  const quay_alloc_request request = {.size = size, .alignment = alignment};
+  return table.vtable.alloc(allocator, &request, out_raw);
+}
+
+static quay_status table_commit(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                                uint64_t size) {
+  (void)allocator, (void)raw, (void)offset, (void)size;
+  return QUAY_OK;
+}
+
+/* What a pool does: it reserves, commits, hands out parts, and copies go through the parts. */
+Test(track, parts_of_reserved_memory_are_used_and_the_whole_is_freed) {
+  quay_test_table_init(&table);
+  table.vtable.reserve = table_reserve;
+  table.vtable.commit = table_commit;
+  table.vtable.decommit = table_commit;
+  table.desc.page_size = 4096;
+  quay_allocator *allocator = open_tracked_table();
+  quay_raw_buffer whole = {0};
+  unsigned char bytes[100];
+  unsigned char found[100];
+  quay_test_random_bytes(bytes, sizeof bytes, 2);
+  CHECK_OK(allocator->vtable.reserve(allocator, 65536, 4096, &whole));
+  whole.owner = allocator;
+  CHECK_OK(allocator->vtable.commit(allocator, &whole, 0, 65536));
+  const uint64_t starts[] = {0, 4096, 65436};
+  for (size_t i = 0; i < 3; i++) {
+    quay_raw_buffer part = whole;
+    part.size = 100;
+    part.as.external.handle[0] += starts[i];
+    CHECK_OK(allocator->vtable.copy_in(allocator, &part, 0, bytes, 100));
+    CHECK_OK(allocator->vtable.copy_out(allocator, &part, 0, found, 100));
+    cr_assert_arr_eq(found, bytes, 100);
+    CHECK_OK(allocator->vtable.lend(allocator, &part, 50, 50, QUAY_READ));
+  }
+  quay_raw_buffer beyond = whole;
+  beyond.size = 100;
+  beyond.as.external.handle[0] += 65437;
+  CHECK_FAILS(allocator->vtable.copy_in(allocator, &beyond, 0, bytes, 100),
+              QUAY_STATUS_OUT_OF_RANGE);
+  CHECK_FAILS(allocator->vtable.lend(allocator, &beyond, 0, 100, QUAY_WRITE),
+              QUAY_STATUS_OUT_OF_RANGE);
+  CHECK_FAILS(quay_track_check(allocator), QUAY_STATUS_BUSY);
+  allocator->vtable.free(allocator, &whole, NULL, 0);
+  CHECK_OK(quay_track_check(allocator));
+  cr_assert_eq(atomic_load(&table.frees), 1);
   quay_allocator_release(allocator);
 }
