@@ -69,7 +69,7 @@ typedef struct quay_dl_dtype {
 
 /* DLTensor */
 typedef struct quay_dl_tensor {
-  void *data; /* an address in the device's own address space; NULL for an empty tensor */
+  void *data; /* an address in the device's own address space; may be NULL if the tensor is empty */
   quay_dl_device device;
   int32_t ndim;
   quay_dl_dtype dtype;

@@ -211,8 +211,10 @@ static void describe(exported *made, uint64_t address, quay_dl_tensor *out_tenso
   if (rank > 0)
     memcpy(shape, quay_buffer_shape(buffer), (size_t)rank * sizeof *shape);
   fill_strides(rank, shape, strides);
+  /* The address for an empty tensor, too, as NumPy does, although dlpack.h would have NULL there:
+   * PyTorch 1.13 never calls the deleter of a tensor whose data is NULL. */
   *out_tensor = (quay_dl_tensor){
-      .data = quay_buffer_size(buffer) > 0 ? (void *)(uintptr_t)address : NULL,
+      .data = (void *)(uintptr_t)address,
       .device = device_of(buffer),
       .ndim = rank,
       .dtype = {.code = code_of(dtype), .bits = (uint8_t)quay_dtype_bits(dtype), .lanes = 1},

@@ -5,8 +5,8 @@ The layouts stand in include/quay/dlpack.h; nothing here knows NumPy or any othe
 
 import ctypes
 import os
-from ctypes import (CFUNCTYPE, POINTER, byref, c_bool, c_char_p, c_int, c_int32, c_int64, c_size_t,
-                    c_uint8, c_uint16, c_uint32, c_uint64, c_void_p)
+from ctypes import (CFUNCTYPE, POINTER, byref, c_bool, c_char_p, c_int, c_int32, c_int64, c_uint8,
+                    c_uint16, c_uint32, c_uint64, c_void_p)
 
 READ_ONLY, UNSUPPORTED = 10, 12
 
@@ -78,9 +78,7 @@ for suffix in ("", "_unversioned"):
     getattr(lib, "quay_dlpack_import" + suffix).argtypes = [c_void_p, c_void_p, POINTER(c_void_p)]
 
 python = ctypes.pythonapi
-# The destructor gets a capsule without references: an address, so that ctypes takes none.
-CapsuleDestructor = CFUNCTYPE(None, c_void_p)
-python.PyCapsule_New.argtypes = [c_void_p, c_char_p, CapsuleDestructor]
+python.PyCapsule_New.argtypes = [c_void_p, c_char_p, c_void_p]
 python.PyCapsule_New.restype = ctypes.py_object
 python.PyCapsule_IsValid.argtypes = [c_void_p, c_char_p]
 python.PyCapsule_GetPointer.argtypes = [c_void_p, c_char_p]
@@ -91,14 +89,6 @@ python.PyCapsule_SetName.argtypes = [ctypes.py_object, c_char_p]
 def check(status):
     if status != 0:
         raise QuayError(status, lib.quay_last_error().contents.message.decode())
-
-
-@CapsuleDestructor
-def _delete_unused(capsule):
-    for name, _, structure, _ in FORMS.values():
-        if python.PyCapsule_IsValid(capsule, name):
-            address = python.PyCapsule_GetPointer(capsule, name)
-            structure.from_address(address).deleter(address)
 
 
 class Allocator:
@@ -182,7 +172,8 @@ class Buffer:
         address = c_void_p()
         name, _, _, suffix = FORMS[versioned]
         check(getattr(lib, "quay_dlpack_export" + suffix)(self.handle, None, byref(address)))
-        return python.PyCapsule_New(address, name, _delete_unused)
+        return python.PyCapsule_New(address, name,
+                                    ctypes.cast(lib.quay_test_delete_unused, c_void_p))
 
     def describe(self):
         """The exported tensor's structure, for a moment."""
