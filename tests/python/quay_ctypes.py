@@ -8,7 +8,8 @@ import os
 from ctypes import (CFUNCTYPE, POINTER, byref, c_bool, c_char_p, c_int, c_int32, c_int64, c_uint8,
                     c_uint16, c_uint32, c_uint64, c_void_p)
 
-READ_ONLY, UNSUPPORTED = 10, 12
+# quay_status, include/quay/status.h.
+READ_ONLY, UNSUPPORTED = 8, 12
 
 
 class DlTensor(ctypes.Structure):
