@@ -239,13 +239,12 @@ struct late_stream {
   unsigned wrappers;  /* of a native one */
   bool closed;        /* destroyed; goes once it is empty */
   bool busy;          /* its first operation is being run */
-  bool over;          /* its thread has nothing left to do */
+  bool over;          /* its thread, which is detached, touches it no more */
   uint64_t target;    /* manual: somebody waits for operations up to this one */
   uint64_t waited_by; /* the last call of synchronize that has recorded an event here */
   uint64_t random;
   late_op *head, *tail;
   late_context context;
-  pthread_t thread;
 };
 
 struct late_event {
@@ -270,7 +269,7 @@ void late_stream_close(late_stream *stream);
 /* Drops what is queued, as of a device that is lost. */
 void late_stream_drop(late_stream *stream);
 void late_event_complete(late_event *event, bool failed);
-/* Ends closed streams that have nothing left; with threads those that have ended. */
+/* Ends closed streams that have nothing left; with threads those that are over. */
 void late_streams_reap(void);
 /* A zeroed operation with its serial and the host's knowledge joined to the stream's. */
 late_op *late_op_new(late_stream *stream, late_op_kind kind, const char *what);

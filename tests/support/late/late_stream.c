@@ -112,8 +112,10 @@ void late_op_free(late_op *op) {
 static void start_thread(late_stream *stream) {
   if (late.options.mode != LATE_THREADS)
     return;
-  if (pthread_create(&stream->thread, NULL, late_stream_thread, stream) != 0)
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, late_stream_thread, stream) != 0)
     abort();
+  pthread_detach(thread);
 }
 
 late_stream *late_stream_new(late_device *device, bool native) {
@@ -205,9 +207,6 @@ void late_streams_reap(void) {
       continue;
     }
     *link = stream->next;
-    /* The thread has released the lock, or is about to without wanting it again. */
-    if (late.options.mode == LATE_THREADS)
-      pthread_join(stream->thread, NULL);
     late_clock_join(&stream->device->finished, &stream->context.clock);
     late_context_end(&stream->context);
     free(stream);
