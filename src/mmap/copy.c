@@ -507,14 +507,14 @@ quay_status quay__mmap_flush(quay_allocator *allocator, const quay_raw_buffer *r
   /* Private pages have no file behind them, and an unlinked file is not there after a crash. */
   if (mapping->mode != QUAY_MAP_SHARED || !mapping->exposed)
     return QUAY_OK;
+  const uint64_t place = raw->as.mmap.file_offset + offset;
   unsigned char *start;
   uint64_t bytes;
-  pages_of(mapping, raw->as.mmap.file_offset + offset, size, &start, &bytes);
+  pages_of(mapping, place, size, &start, &bytes);
   if (quay__os_msync(start, bytes, MS_SYNC) != 0) {
     return quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
                             "synchronising %llu bytes at offset %llu of '%s' failed",
-                            (unsigned long long)size,
-                            (unsigned long long)(raw->as.mmap.file_offset + offset), mapping->path);
+                            (unsigned long long)size, (unsigned long long)place, mapping->path);
   }
   return quay__mapping_check_size(mapping);
 }
