@@ -253,7 +253,7 @@ fail:
 static quay_status identify(quay__mapping *mapping) {
   struct stat status;
   if (quay__os_fstat(mapping->file, &status) != 0) {
-    return quay__fail_errno(QUAY_STATUS_IO, QUAY__MMAP_NAME, errno,
+    return quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
                             "asking for the size of '%s' failed", mapping->path);
   }
   QUAY_TRY(check_regular(mapping->path, status.st_mode));
@@ -493,7 +493,7 @@ static quay_status check_adopted_file(quay__mapping *mapping, int file, uint64_t
   /* Transfers of no bytes tell whether the descriptor was opened for them. */
   if (mapping->file < 0 || quay__os_pread(mapping->file, &nothing, 0, 0) < 0 ||
       (writes && quay__os_pwrite(mapping->file, &nothing, 0, 0) < 0)) {
-    return quay__fail_errno(QUAY_STATUS_IO, QUAY__MMAP_NAME, errno,
+    return quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
                             "adopting a mapping: descriptor %d can't be used for %s", file,
                             writes ? "reading and writing" : "reading");
   }
@@ -563,7 +563,7 @@ quay_status quay__mapping_check_size(const quay__mapping *mapping) {
     return QUAY_OK;
   struct stat status;
   if (quay__os_fstat(mapping->file, &status) != 0) {
-    return quay__fail_errno(QUAY_STATUS_IO, QUAY__MMAP_NAME, errno,
+    return quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
                             "asking for the size of '%s' failed", mapping->path);
   }
   if ((uint64_t)status.st_size >= mapping->file_size)

@@ -37,9 +37,21 @@ static struct {
   atomic_int malloc_fails;
   atomic_int alignment; /* that direct I/O claims to need; -1: none is possible */
   atomic_int synchronised;
+  atomic_int fail_at; /* which of the calls that can be refused fails with ENOMEM; 0: none */
+  atomic_int calls;
 } fake;
 
+static bool is_nth(void) {
+  const int fail_at = atomic_load(&fake.fail_at);
+  if (fail_at == 0 || atomic_fetch_add(&fake.calls, 1) + 1 != fail_at)
+    return false;
+  errno = ENOMEM;
+  return true;
+}
+
 static bool refuse(atomic_int *error) {
+  if (error != &fake.unmap_error && is_nth())
+    return true;
   const int number = atomic_load(error);
   if (number != 0)
     errno = number;
@@ -142,18 +154,34 @@ WRAP(int, fstat, (int file, struct stat *out_status)) {
   return __real_quay__os_fstat(file, out_status);
 }
 
+static bool refuse_memory(void) {
+  return is_nth() || atomic_load(&fake.malloc_fails) != 0;
+}
+
 WRAP(void *, malloc, (size_t size)) {
-  return atomic_load(&fake.malloc_fails) != 0 ? NULL : __real_quay__os_malloc(size);
+  return refuse_memory() ? NULL : __real_quay__os_malloc(size);
 }
 
 WRAP(void *, calloc, (size_t count, size_t size)) {
-  return atomic_load(&fake.malloc_fails) != 0 ? NULL : __real_quay__os_calloc(count, size);
+  return refuse_memory() ? NULL : __real_quay__os_calloc(count, size);
 }
 
 WRAP(void *, aligned_alloc, (size_t alignment, size_t size)) {
-  if (atomic_load(&fake.malloc_fails) != 0)
+  if (refuse_memory())
     return NULL;
   return __real_quay__os_aligned_alloc(alignment, size);
+}
+
+WRAP(char *, strdup, (const char *text)) {
+  return refuse_memory() ? NULL : __real_quay__os_strdup(text);
+}
+
+WRAP(char *, realpath, (const char *path)) {
+  return refuse_memory() ? NULL : __real_quay__os_realpath(path);
+}
+
+WRAP(int, stat, (const char *path, struct stat *out_status)) {
+  return is_nth() ? -1 : __real_quay__os_stat(path, out_status);
 }
 
 WRAP(int, direct_alignment, (int file, uint32_t *out_memory, uint32_t *out_offset)) {
@@ -595,4 +623,91 @@ Test(mmap_system, a_copy_between_files_without_memory_to_bounce_is_out_of_host_m
   atomic_store(&fake.malloc_fails, 0);
   test_expect_error(status, QUAY_STATUS_OUT_OF_HOST_MEMORY, NULL, "");
   quay_buffer_release(buffer);
+}
+
+/* The n-th call fails, for every n. */
+
+/* Does a bit of everything and undoes it; the first error ends it. */
+static quay_status scenario(const char *source, const char *old, void *address, int file) {
+  char spec[4200];
+  uint8_t *bytes = calloc(1, 70000);
+  quay_allocator *blocks = NULL;
+  quay_buffer *buffers[6] = {NULL};
+  quay_raw_buffer adopted = {0};
+  const quay_map_options private = {.mode = QUAY_MAP_COPY_ON_WRITE, .offset = 991};
+  const quay_map_options direct = {.direct = true};
+  const quay_file_options replace = {.replace = true};
+  snprintf(spec, sizeof spec, "mmap:%s", test_directory());
+  quay_status status = quay_map_file(source, NULL, &buffers[0]);
+  if (status == QUAY_OK)
+    status = quay_map_file(source, &private, &buffers[1]);
+  if (status == QUAY_OK)
+    status = quay_map_file(source, &direct, &buffers[2]);
+  if (status == QUAY_OK)
+    status = quay_file_create(test_path("created"), 70000, NULL, &buffers[3]);
+  if (status == QUAY_OK)
+    status = quay_file_create(old, 70000, &replace, &buffers[4]);
+  if (status == QUAY_OK)
+    status = quay_allocator_open(spec, &blocks);
+  if (status == QUAY_OK)
+    status = quay_buffer_create(blocks, QUAY_U8, 1, (int64_t[]){2 * MIB}, NULL, &buffers[5]);
+  if (status == QUAY_OK)
+    status = quay_mmap_adopt(address, 5000, QUAY_MAP_SHARED, file, 0, NULL, NULL, &adopted);
+  if (status == QUAY_OK)
+    status = quay_buffer_copy_out(buffers[2], bytes, 70000);
+  if (status == QUAY_OK)
+    status = quay_buffer_copy_from(buffers[3], buffers[0]);
+  if (status == QUAY_OK)
+    status = quay_buffer_copy_region(buffers[1], 0, buffers[1], 1, 5000, NULL);
+  if (status == QUAY_OK)
+    status = quay_buffer_fill(buffers[5], bytes, 1);
+  if (status == QUAY_OK)
+    status = quay_buffer_save(buffers[1], test_path("saved"), NULL);
+  for (int i = 0; i < 6; ++i)
+    quay_buffer_release(buffers[i]);
+  quay_raw_buffer_free(&adopted);
+  quay_allocator_release(blocks);
+  free(bytes);
+  return status;
+}
+
+Test(mmap_system, every_call_that_fails_is_a_clean_error_and_leaves_nothing_behind) {
+  char *source = strdup(test_file("source", 70000, 3));
+  const char *mapped = test_file("mapped", 5000, 4);
+  char *old = strdup(test_path("old"));
+  const int file = open(mapped, O_RDWR);
+  void *address = mmap(NULL, 5000, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  int failures = 0;
+  TEST_OK(scenario(source, test_file("old", 3000, 5), address, file));
+  TEST_OK(quay_shutdown());
+  const int before = test_descriptor_count();
+  for (int n = 1;; ++n) {
+    test_file("old", 3000, 5);
+    unlink(test_path("created"));
+    unlink(test_path("saved"));
+    quay_error_clear();
+    atomic_store(&fake.calls, 0);
+    atomic_store(&fake.fail_at, n);
+    const quay_status status = scenario(source, old, address, file);
+    atomic_store(&fake.fail_at, 0);
+    cr_assert(status == QUAY_OK || status == QUAY_STATUS_OUT_OF_HOST_MEMORY ||
+                  status == QUAY_STATUS_IO,
+              "call %d: %s", n, quay_status_name(status));
+    cr_assert_eq(quay_last_error()->status, status, "call %d", n);
+    cr_assert(status == QUAY_OK || quay_last_error()->message[0] != '\0', "call %d", n);
+    TEST_OK(quay_shutdown());
+    cr_assert_eq(test_descriptor_count(), before, "call %d leaks a descriptor", n);
+    cr_assert_leq(test_directory_count(test_directory()), 5, "call %d leaves a file", n);
+    cr_assert(test_file_size(old) == 70000 || test_file_is(old, 3000, 5), "call %d", n);
+    if (access(test_path("saved"), F_OK) == 0)
+      cr_assert_eq(test_file_size(test_path("saved")), 70000 - 991, "call %d", n);
+    failures += status != QUAY_OK;
+    if (atomic_load(&fake.calls) < n)
+      break;
+  }
+  cr_assert_gt(failures, 30);
+  munmap(address, 5000);
+  close(file);
+  free(source);
+  free(old);
 }
