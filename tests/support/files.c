@@ -19,6 +19,7 @@
 #include "skip.h"
 
 static char directory[4096];
+static char mounted[4096]; /* "": nothing is */
 
 static int remove_entry(const char *path, const struct stat *status, int type, struct FTW *walk) {
   (void)status;
@@ -35,6 +36,9 @@ void test_files_begin(void) {
 }
 
 void test_files_end(void) {
+  /* Lazily: the test may have left a mapping there. */
+  if (mounted[0] != '\0')
+    umount2(mounted, MNT_DETACH);
   nftw(directory, remove_entry, 16, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
@@ -220,4 +224,5 @@ void test_mount_small(const char *path, uint64_t size) {
       mount("tmpfs", path, "tmpfs", 0, options) != 0) {
     quay_test_skip("tmpfs", "a small file system can't be mounted here: %s", strerror(errno));
   }
+  snprintf(mounted, sizeof mounted, "%s", path);
 }
