@@ -1,7 +1,8 @@
 /* Copies between host memory and buffers and between any two buffers, whatever their kinds.
  *
  * Sizes are in bytes and must be equal on both sides; dtypes are not compared. A mismatch is an
- * error that moves nothing. Zero bytes is a no-op (arguments are still checked). Overlapping
+ * error that moves nothing. Zero bytes is a no-op (arguments are still checked, but host memory of 0
+ * bytes may be NULL). Overlapping
  * windows of one storage behave as memmove() on every backend. A destination that is lazy is
  * allocated.
  *

@@ -2,6 +2,7 @@
 #include "support/manual_device.h"
 #include "support/pattern.h"
 
+#include <pthread.h>
 #include <string.h>
 
 static quay_stream *open_stream(quay_device *device) {
@@ -665,6 +666,49 @@ Test(access, release_raw_waits_for_recorded_work) {
   MUST(quay_buffer_release_raw(&buffer, &raw));
   cr_assert_eq(synchronized(), 1);
   quay_raw_buffer_free(&raw);
+}
+
+typedef struct user {
+  pthread_t thread;
+  quay_stream *stream;
+  unsigned begun;
+} user;
+
+static void *use_often(void *argument) {
+  user *self = argument;
+  unsigned char bytes[20];
+  for (uint64_t i = 0; i < 300; i++) {
+    quay_buffer *v = view_of(buffer, i % 80, 20), *own = pattern_buffer(device_memory, 30, 1);
+    const quay_use uses[] = {{v, i % 3 == 0 ? QUAY_WRITE : QUAY_READ}, {own, QUAY_WRITE}};
+    quay_access access;
+    const quay_status status = quay_access_begin(self->stream, uses, 2, &access);
+    cr_assert(status == QUAY_OK || status == QUAY_STATUS_BUSY);
+    if (status == QUAY_OK) {
+      self->begun++;
+      MUST(quay_access_end(&access));
+    }
+    /* The bytes themselves are never written: reading them is no race. */
+    MUST(quay_buffer_copy_out(v, bytes, sizeof(bytes)));
+    MUST(quay_buffer_synchronize(v));
+    quay_stream *writer = NULL;
+    MUST(quay_buffer_last_write_stream(v, &writer));
+    quay_stream_release(writer);
+    quay_buffer_release(own);
+    quay_buffer_release(v);
+    MUST(quay_collect(NULL));
+  }
+  return NULL;
+}
+
+Test(access, threads_may_use_one_storage_at_the_same_time) {
+  user users[4] = {{.stream = one}, {.stream = two}, {.stream = one}, {.stream = two}};
+  for (int i = 0; i < 4; i++) {
+    cr_assert_eq(pthread_create(&users[i].thread, NULL, use_often, &users[i]), 0);
+  }
+  for (int i = 0; i < 4; i++) {
+    pthread_join(users[i].thread, NULL);
+    cr_assert_gt(users[i].begun, 0);
+  }
 }
 
 Test(access_on_host, collect_with_nothing_pending_is_zero) {

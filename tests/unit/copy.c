@@ -126,6 +126,24 @@ Test(copy, zero_bytes_move_nothing_and_succeed) {
   quay_buffer_release(b);
 }
 
+Test(copy, zero_bytes_never_reach_a_backend) {
+  quay_allocator *a = manual_open(&(manual_options){0});
+  quay_buffer *d = NULL, *s = NULL;
+  MUST(quay_buffer_create(a, QUAY_U8, 1, (int64_t[]){0}, NULL, &d));
+  MUST(quay_buffer_create(NULL, QUAY_U8, 1, (int64_t[]){0}, NULL, &s));
+  MUST(quay_buffer_copy_in(d, NULL, 0));
+  MUST(quay_buffer_copy_out(d, NULL, 0));
+  MUST(quay_buffer_copy_from(d, s));
+  MUST(quay_buffer_copy_from(s, d));
+  MUST(quay_buffer_fill(d, "abcd", 4));
+  cr_assert_eq(atomic_load(&manual.copy_in), 0);
+  cr_assert_eq(atomic_load(&manual.copy_out), 0);
+  cr_assert_eq(atomic_load(&manual.fill), 0);
+  quay_buffer_release(d);
+  quay_buffer_release(s);
+  quay_allocator_release(a);
+}
+
 Test(copy, zero_bytes_still_have_their_range_checked) {
   quay_buffer *b = pattern_buffer(NULL, 10, 1);
   MUST_FAIL(quay_buffer_copy_region(b, 11, b, 0, 0, NULL), OUT_OF_RANGE);
@@ -241,8 +259,10 @@ Test(copy, fill_repeats_the_pattern_and_leaves_neighbours_alone) {
       unsigned char all[4000];
       MUST(quay_buffer_copy_out(b, all, sizeof(all)));
       pattern_check(all, 0, 3, 1);
-      for (size_t i = 0; i < 16 * 123; i++)
-        cr_assert_eq(all[3 + i], pattern[i % p]);
+      size_t same = 0;
+      while (same < 16 * 123 && all[3 + same] == pattern[same % p])
+        same++;
+      cr_assert_eq(same, 16 * 123, "pattern of %zu bytes, byte %zu", p, same);
       pattern_check(all + 3 + 16 * 123, 3 + 16 * 123, 4000 - 3 - 16 * 123, 1);
       quay_buffer_release(v);
       quay_buffer_release(b);
@@ -305,13 +325,14 @@ enum {
 };
 
 Test(copy, progress_goes_up_to_the_total_on_every_route) {
-  const uint64_t size = (9u << 20) + 777;
+  const uint64_t size = (3u << 20) + 777;
   for (int route = 0; route < ROUTES; route++) {
     quay_allocator *to = route_allocator(route, true), *from = route_allocator(route, false);
     quay_buffer *s = pattern_buffer(from, size, 1), *d = pattern_buffer(to, size, 2);
     progress p = {0};
-    MUST(quay_buffer_copy_region(d, 0, s, 0, size,
-                                 &(quay_copy_options){.progress = note, .progress_user = &p}));
+    MUST(quay_buffer_copy_region(
+        d, 0, s, 0, size,
+        &(quay_copy_options){.max_staging_bytes = 1 << 20, .progress = note, .progress_user = &p}));
     cr_assert(p.ordered, "route %d", route);
     cr_assert_gt(p.calls, 2, "route %d", route);
     cr_assert_eq(p.last, size);
@@ -325,12 +346,13 @@ Test(copy, progress_goes_up_to_the_total_on_every_route) {
 }
 
 Test(copy, a_callback_can_stop_every_route) {
-  const uint64_t size = (9u << 20) + 777;
+  const uint64_t size = (3u << 20) + 777;
   for (int route = 0; route < ROUTES; route++) {
     quay_allocator *to = route_allocator(route, true), *from = route_allocator(route, false);
     quay_buffer *s = pattern_buffer(from, size, 1), *d = pattern_buffer(to, size, 2);
     progress p = {.stop_at = 2u << 20};
-    const quay_copy_options options = {.progress = note, .progress_user = &p};
+    const quay_copy_options options = {
+        .max_staging_bytes = 1 << 20, .progress = note, .progress_user = &p};
     MUST_FAIL(quay_buffer_copy_region(d, 0, s, 0, size, &options), CANCELLED);
     cr_assert_lt(p.last, size, "route %d", route);
     cr_assert_not_null(strstr(quay_last_error()->message, "undefined"));
@@ -404,6 +426,8 @@ Test(copy, names_of_routes_and_kinds) {
   cr_assert_str_eq(quay_route_name(QUAY_ROUTE_DIRECT), "direct");
   cr_assert_str_eq(quay_route_name(QUAY_ROUTE_STAGED), "staged");
   cr_assert_str_eq(quay_route_name(QUAY_ROUTE_FILE), "file");
+  cr_assert_str_eq(quay_route_name((quay_route)99), "none");
+  cr_assert_str_eq(quay_memory_kind_name((quay_memory_kind)99), "none");
   cr_assert_str_eq(quay_memory_kind_name(QUAY_MEMORY_NONE), "none");
   cr_assert_str_eq(quay_memory_kind_name(QUAY_MEMORY_PAGEABLE), "pageable");
   cr_assert_str_eq(quay_memory_kind_name(QUAY_MEMORY_FILE), "file");
