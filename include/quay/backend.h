@@ -226,7 +226,8 @@ typedef struct quay_allocator_vtable {
    * destination's or the source's (the destination's is asked first). can_copy_across tells whether
    * there is one, and only then copy_across is called. Both or none. Default: there is none. Never
    * called for two sides that are ordinary host memory. For the plan of a copy with a lazy buffer
-   * can_copy_across is handed a raw buffer whose arm is QUAY_RAW_NONE: only owner and size are set. */
+   * can_copy_across is handed a raw buffer whose arm is QUAY_RAW_NONE: only owner and size are set.
+   */
   bool (*can_copy_across)(quay_allocator *allocator, const quay_raw_buffer *destination,
                           const quay_raw_buffer *source, uint64_t size, quay_across_info *out_info);
   quay_status (*copy_across)(quay_allocator *allocator, quay_raw_buffer *destination,

@@ -1,10 +1,9 @@
 /* Copies between host memory and buffers and between any two buffers, whatever their kinds.
  *
  * Sizes are in bytes and must be equal on both sides; dtypes are not compared. A mismatch is an
- * error that moves nothing. Zero bytes is a no-op (arguments are still checked, but host memory of 0
- * bytes may be NULL). Overlapping
- * windows of one storage behave as memmove() on every backend. A destination that is lazy is
- * allocated.
+ * error that moves nothing. Zero bytes is a no-op (arguments are still checked, but host memory of
+ * 0 bytes may be NULL). Overlapping windows of one storage behave as memmove() on every backend. A
+ * destination that is lazy is allocated.
  *
  * If a copy fails while it is under way (a truncated file, a lost device) the destination's bytes
  * are undefined; the error says so.
