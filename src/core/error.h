@@ -13,8 +13,9 @@ typedef struct quay__error_state {
   char message[QUAY_ERROR_MESSAGE_SIZE];
 } quay__error_state;
 
-/* Sets an error of the core (no backend, no native code) and gives `status` back. */
-#define quay__fail(status, ...) quay_error_set((status), "", 0, NULL, __VA_ARGS__)
+/* Sets an error of the core (no backend, no native code) and gives `status`, a constant, back: as a
+ * constant, so that the compiler sees that it is not QUAY_OK. */
+#define quay__fail(status, ...) ((void)quay_error_set((status), "", 0, NULL, __VA_ARGS__), (status))
 
 /* Sets an error with an errno: code, its name ("ENOSPC") and its text appended to the message as
  * ": No space left on device (ENOSPC)". */
@@ -27,9 +28,10 @@ quay_status quay__status_of_errno(int error_number);
 /* "ENOSPC" for ENOSPC; "errno" where it has no name. Static. */
 const char *quay__errno_name(int error_number);
 
-/* Sets OUT_OF_HOST_MEMORY for `size` bytes of the library's own. Exported for the safetensors
- * component, which is a library of its own. */
-QUAY_API quay_status quay__fail_out_of_memory(uint64_t size, const char *what);
+/* Sets OUT_OF_HOST_MEMORY for `size` bytes of the library's own, and gives it back. */
+#define quay__fail_out_of_memory(size, what) \
+  (quay__error_out_of_memory((size), (what)), QUAY_STATUS_OUT_OF_HOST_MEMORY)
+QUAY_API void quay__error_out_of_memory(uint64_t size, const char *what);
 
 /* Appends text to the message of the thread's error, whose status is kept and returned. */
 quay_status quay__error_append(const char *format, ...) QUAY_PRINTF(1, 2);

@@ -151,6 +151,16 @@ static quay_status open_backend(const quay_spec_args *args, quay_allocator **out
   return status == QUAY_STATUS_UNAVAILABLE ? append_available() : status;
 }
 
+static quay_status open_layer(const quay_spec_args *args, quay_allocator *inner,
+                              quay_allocator **out_allocator) {
+  const quay__layer *const layer = find_layer(args->name);
+  if (layer == NULL) {
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                      "\"%s\" in the allocator spec \"%s\" is no layer", args->name, args->spec);
+  }
+  return layer->open(args, inner, out_allocator);
+}
+
 /* Opens the last part, then the layers around it from the inside out. */
 static quay_status open_parts(const quay__spec *spec, quay_allocator **out_allocator) {
   quay_allocator *allocator = NULL;
@@ -158,7 +168,7 @@ static quay_status open_parts(const quay__spec *spec, quay_allocator **out_alloc
   for (size_t i = spec->count - 1; i-- > 0;) {
     const quay_spec_args *const args = &spec->parts[i];
     quay_allocator *outer = NULL;
-    const quay_status status = find_layer(args->name)->open(args, allocator, &outer);
+    const quay_status status = open_layer(args, allocator, &outer);
     quay_allocator_release(allocator); /* the layer has a reference of its own */
     if (status != QUAY_OK)
       return status;

@@ -183,9 +183,9 @@ quay_status quay__fail_errno(quay_status status, const char *backend, int error_
                         strerror_r(error_number, reason, sizeof reason), name);
 }
 
-quay_status quay__fail_out_of_memory(uint64_t size, const char *what) {
-  return quay_error_set(QUAY_STATUS_OUT_OF_HOST_MEMORY, "", ENOMEM, "ENOMEM",
-                        "no host memory for %llu bytes of %s", (unsigned long long)size, what);
+void quay__error_out_of_memory(uint64_t size, const char *what) {
+  quay_error_set(QUAY_STATUS_OUT_OF_HOST_MEMORY, "", ENOMEM, "ENOMEM",
+                 "no host memory for %llu bytes of %s", (unsigned long long)size, what);
 }
 
 quay_status quay__error_append(const char *format, ...) {

@@ -77,9 +77,15 @@ static quay_status find_plain(quay_allocator *allocator, const quay_raw_buffer *
 }
 
 quay_status quay__storage_create_from_raw(quay_raw_buffer *raw, quay__storage **out_storage) {
-  void *plain;
+  if (atomic_load_explicit(&raw->owner->lingering, memory_order_acquire)) {
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                      "quay_buffer_from_raw: the allocator %s was released while this raw buffer "
+                      "was live, and can't be retained again; keep it until the buffer is made",
+                      raw->owner->spec);
+  }
+  void *plain = NULL;
   QUAY_TRY(find_plain(raw->owner, raw, &plain));
-  quay__storage *storage;
+  quay__storage *storage = NULL;
   QUAY_TRY(new_storage(raw->size, &storage));
   storage->allocator = quay_allocator_retain(raw->owner);
   storage->generation = quay__device_generation(storage->allocator->device);

@@ -450,6 +450,19 @@ Test(buffer, from_raw_moves_the_raw_buffer_in) {
   cr_assert_eq(atomic_load(&manual.free), 1);
 }
 
+Test(buffer, from_raw_refuses_a_raw_buffer_whose_allocator_was_released) {
+  quay_allocator *allocator = NULL;
+  quay_raw_buffer raw;
+  quay_buffer *b = NULL;
+  MUST(quay_allocator_open("cpu", &allocator));
+  MUST(quay_allocator_alloc(allocator, 15, NULL, &raw));
+  quay_allocator_release(allocator);
+  MUST_FAIL(quay_buffer_from_raw(&raw, QUAY_U8, 2, shape_3x5, &b), INVALID_ARGUMENT);
+  cr_assert_null(b);
+  cr_assert_eq(quay_raw_buffer_size(&raw), 15);
+  quay_raw_buffer_free(&raw);
+}
+
 Test(buffer, from_raw_leaves_the_raw_buffer_when_it_fails) {
   quay_allocator *a = open_spec("cpu");
   quay_raw_buffer raw;

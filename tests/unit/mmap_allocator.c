@@ -16,7 +16,7 @@
 TestSuite(mmap_allocator, .init = test_files_begin, .fini = test_files_end);
 
 static quay_allocator *open_in(const char *directory) {
-  char spec[4200];
+  char spec[4300];
   quay_allocator *allocator = NULL;
   snprintf(spec, sizeof spec, "mmap:%s", directory);
   TEST_OK(quay_allocator_open(spec, &allocator));
@@ -54,7 +54,7 @@ Test(mmap_allocator, names_a_missing_directory_with_enoent) {
 }
 
 Test(mmap_allocator, refuses_a_file_instead_of_a_directory) {
-  char spec[4200];
+  char spec[4300];
   snprintf(spec, sizeof spec, "mmap:%s", test_file("a", 10, 1));
   expect_not_opened(spec, QUAY_STATUS_IO, "ENOTDIR", "a regular file");
 }
@@ -72,13 +72,13 @@ static bool open_fails_with_eacces(void *spec) {
 }
 
 Test(mmap_allocator, tells_at_opening_that_the_directory_is_not_writable) {
-  char spec[4200];
+  char spec[4300];
   snprintf(spec, sizeof spec, "mmap:%s", test_directory());
   cr_assert(test_as_user(65534, open_fails_with_eacces, spec));
 }
 
 Test(mmap_allocator, opens_a_directory_with_a_plus_and_a_comma_in_its_name) {
-  char spec[4200];
+  char spec[4300];
   quay_allocator *allocator = NULL;
   cr_assert_eq(mkdir(test_path("a+b,c"), 0755), 0);
   snprintf(spec, sizeof spec, "track+mmap:%s/a+b\\,c", test_directory());
@@ -88,7 +88,7 @@ Test(mmap_allocator, opens_a_directory_with_a_plus_and_a_comma_in_its_name) {
 }
 
 Test(mmap_allocator, every_spelling_of_a_directory_has_one_spec) {
-  char spec[4200];
+  char spec[4300];
   snprintf(spec, sizeof spec, "%s/./sub/..//", test_directory());
   cr_assert_eq(mkdir(test_path("sub"), 0755), 0);
   quay_allocator *one = open_in(test_directory());
