@@ -9,14 +9,18 @@
 
 quay_status own_backend_register(void); /* examples/own_backend.c */
 
-/* Every test runs in a process of its own, or after others in the same one. */
+/* The backends of the tests' own. Every test runs in a process of its own, or after others in the
+ * same one. */
+static bool own_registered;
+static bool late_registered;
+
 static quay_allocator *open_variable(const char *variable, const char *otherwise) {
-  static bool registered;
-  if (!registered) {
+  if (!own_registered)
     CONTRACT_OK(own_backend_register());
+  own_registered = true;
+  if (!late_registered)
     CONTRACT_OK(late_register(NULL));
-  }
-  registered = true;
+  late_registered = true;
   const char *spec = getenv(variable);
   if (spec == NULL && otherwise != NULL)
     spec = getenv(otherwise);
@@ -49,6 +53,9 @@ void contract_close(quay_allocator *allocator) {
   quay_allocator_release(allocator);
   late_violation violation = {.message = ""};
   cr_expect_eq(late_violations(&violation, 1), 0, "%s", violation.message);
+  /* Its threads end with it. Refused while another allocator of it is open. */
+  if (late_unregister() == QUAY_OK)
+    late_registered = false;
 }
 
 const contract_target *contract_target_of(const quay_allocator *allocator) {
