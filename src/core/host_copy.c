@@ -15,18 +15,26 @@
 #include <immintrin.h>
 #endif
 
+/* The choices below, in GB/s (medians, destinations touched, huge pages) on 16 cores of an Intel
+ * Xeon with 2 MiB of L2 each and 300 MiB of L3, virtual, glibc 2.39, November 2026:
+ *
+ *   bytes     memcpy   here, with 1 thread    2      8
+ *   1 MiB       29.7                  29.8   31.7   20.1
+ *   2 MiB       12.9                  12.8   22.4   60.6
+ *   8 MiB       13.5                  13.1   22.2   62.6
+ *   16 MiB      12.5                  14.8   26.3   79.0
+ *   64 MiB       5.7                  13.8   25.1   86.7
+ *   256 MiB      9.7                  10.3   18.7   57.8
+ */
+
+/* From here on several threads share a copy: waking them costs some 20 us, as much as half of 1 MiB
+ * takes. (The line of 1 MiB above shows what sharing it would cost.) */
+#define SHARED_BYTES (2u << 20)
+
 /* From here on the destination is written with streaming stores, which leave out reading it first
- * and do not push everything else out of the caches. GB/s, medians, destinations touched:
- *
- *   bytes    memcpy / streaming, one thread        and several
- *   8 MiB    A 15.9 / 17.0   B 13.3 / 15.6         A2 33.7 / 33.2   B8 49.5 / 69.1
- *   16 MiB   A 15.4 / 16.2   B 13.5 / 16.3         A2 30.6 / 29.6   B8 50.6 / 69.1
- *   64 MiB   A  8.9 / 13.5   B  6.2 / 16.0         A2 23.0 / 27.1   B8 44.5 / 61.3
- *   256 MiB  A 11.4 / 12.2   B  9.6 / 10.3         A2 12.9 / 23.6   B8 23.7 / 42.2
- *
- * A: 2 cores of an Intel Xeon with 2 MiB of L2 each and 480 MiB of L3, virtual, glibc 2.36; B: 16
- * cores of one with 300 MiB of L3, glibc 2.39; November 2026. On 2 Zen 4 cores with a small L3,
- * streaming wins from 16 MiB (24 against 14 at 32 MiB) and loses below 8 MiB (28 against 48). */
+ * and do not push everything else out of the caches. On 2 Zen 4 cores with a small L3 they win from
+ * 16 MiB (24 against 14 at 32 MiB) and lose below 8 MiB (28 against 48); with the Xeon's large one
+ * there is little in it before 64 MiB. */
 #define STREAMING_BYTES (16u << 20)
 
 /* Chunks that threads take: a few for each thread, so that a late one costs little, but not so many
@@ -35,9 +43,9 @@
 #define CHUNK_MAX         (4u << 20)
 #define CHUNKS_PER_THREAD 4u
 
-/* Streaming writes four pages side by side: one page after the other is up to a third slower on
- * machine A (17.4 against 23.6 GB/s, 256 MiB, two threads), since the memory's prefetchers follow
- * several streams and stop at the end of each page. */
+/* Streaming writes four pages side by side: one page after the other is up to a third slower (17.4
+ * against 23.6 GB/s; 256 MiB, two cores of a like machine with glibc 2.36), since the prefetchers
+ * follow several streams and stop at the end of each page. */
 #define STREAM_PAGE  4096u
 #define STREAM_PAGES 4u
 #define STREAM_BLOCK ((uint64_t)STREAM_PAGE * STREAM_PAGES)
@@ -119,7 +127,7 @@ void quay__host_copy_plan(uint64_t size, uint32_t threads, uint32_t *out_threads
                           uint64_t *out_chunk) {
   *out_threads = 1;
   *out_chunk = size;
-  if (size <= QUAY__HOST_COPY_SMALL)
+  if (size < SHARED_BYTES)
     return;
   threads = resolve_threads(threads);
   if (threads == 1)

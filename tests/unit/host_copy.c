@@ -86,7 +86,7 @@ Test(host_copy, copies_the_same_with_any_number_of_threads) {
   unsigned char *source = make_source(MOST);
   static const uint32_t threads[] = {0, 1, 2, 5, 8, 31};
   for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
-    check_copy(source, 5, 3, (1 << 20) + 1, threads[t]);
+    check_copy(source, 5, 3, (2 << 20) + 1, threads[t]);
     check_copy(source, 5, 3, (17 << 20) + 3, threads[t]);
   }
   free(source);
@@ -150,14 +150,14 @@ Test(host_copy, chunks_follow_each_other_and_begin_at_pages_of_the_destination) 
 Test(host_copy, plans_one_piece_for_small_copies) {
   uint32_t threads = 77;
   uint64_t chunk = 77;
-  quay__host_copy_plan(QUAY__HOST_COPY_SMALL, 8, &threads, &chunk);
+  quay__host_copy_plan(SHARED_BYTES - 1, 8, &threads, &chunk);
   cr_assert_eq(threads, 1u);
-  cr_assert_eq(chunk, (uint64_t)QUAY__HOST_COPY_SMALL);
+  cr_assert_eq(chunk, (uint64_t)SHARED_BYTES - 1);
 }
 
 Test(host_copy, plans_chunks_of_pages_and_no_more_threads_than_chunks) {
   for (uint32_t asked = 2; asked <= 64; asked *= 2) {
-    for (uint64_t size = QUAY__HOST_COPY_SMALL + 1; size < (8ull << 30); size *= 3) {
+    for (uint64_t size = SHARED_BYTES; size < (8ull << 30); size *= 3) {
       uint32_t threads;
       uint64_t chunk;
       quay__host_copy_plan(size, asked, &threads, &chunk);
