@@ -16,9 +16,9 @@
 TestSuite(mmap_allocator, .init = test_files_begin, .fini = test_files_end);
 
 static quay_allocator *open_in(const char *directory) {
-  char spec[4300];
+  char spec[8192];
   quay_allocator *allocator = NULL;
-  snprintf(spec, sizeof spec, "mmap:%s", directory);
+  cr_assert_lt(snprintf(spec, sizeof spec, "mmap:%s", directory), (int)sizeof spec);
   TEST_OK(quay_allocator_open(spec, &allocator));
   return allocator;
 }
