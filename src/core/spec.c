@@ -75,13 +75,10 @@ static quay_status parse_item(parser *p, bool in_layer, quay_spec_arg *out_item)
     *out++ = c;
   }
   out_item->value = end_string(p, out);
-  if (out_item->value[0] != '\0')
-    return QUAY_OK;
-  if (out_item->key == NULL)
+  /* An empty value is refused by quay_spec_check(), which knows what it may be. */
+  if (out_item->value[0] == '\0' && out_item->key == NULL)
     return fail_at(p, "an argument is empty");
-  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                    "allocator spec \"%s\": %s= needs a value after the equals sign", p->text,
-                    out_item->key);
+  return QUAY_OK;
 }
 
 static quay_status parse_args(parser *p, bool in_layer, quay_spec_args *part) {

@@ -46,6 +46,8 @@ quay_status quay_spec_check(const quay_spec_args *args, const quay_spec_key *key
                        item->key != NULL ? "is no argument of it" : "has no place in it", keys,
                        count);
     }
+    if (item->value[0] == '\0')
+      return fail_item(args, item, "has no value", keys, count);
     for (size_t j = 0; j < i; j++) {
       if (!same_key(item->key, args->items[j].key))
         continue;

@@ -14,8 +14,10 @@
 static quay_status check_directory(const char *spec, const char *directory) {
   struct stat status;
   if (quay__os_stat(directory, &status) != 0) {
-    return quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
-                            "opening \"%s\": the directory '%s' can't be used", spec, directory);
+    return quay__fail_errno(
+        quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
+        "opening \"%s\": mmap: takes an existing directory that can be written to; '%s'", spec,
+        directory);
   }
   if (S_ISDIR(status.st_mode))
     return QUAY_OK;
