@@ -115,7 +115,7 @@ Test(access_on_host, takes_many_uses) {
     USES = 3 * QUAY_ACCESS_INLINE_USES
   };
   quay_stream *stream = open_stream(NULL);
-  quay_buffer *b = pattern_buffer(NULL, USES * 8, 1);
+  quay_buffer *b = pattern_buffer(NULL, UINT64_C(8) * USES, 1);
   quay_use uses[USES];
   for (uint64_t i = 0; i < USES; i++)
     uses[i] = (quay_use){view_of(b, i * 8, 8), QUAY_READ_WRITE};

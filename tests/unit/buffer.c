@@ -3,6 +3,7 @@
 #include "support/pattern.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 static const int64_t shape_3x5[] = {3, 5};
@@ -245,7 +246,7 @@ Test(buffer, releasing_keeps_the_last_error) {
   quay_buffer *b = pattern_buffer(a, 100, 2);
   MUST_FAIL(quay_buffer_check(NULL), INVALID_ARGUMENT);
   char message[QUAY_ERROR_MESSAGE_SIZE];
-  strcpy(message, quay_last_error()->message);
+  (void)snprintf(message, sizeof(message), "%s", quay_last_error()->message);
   quay_buffer_release(b);
   cr_assert_eq(quay_last_error()->status, QUAY_STATUS_INVALID_ARGUMENT);
   cr_assert_str_eq(quay_last_error()->message, message);
@@ -382,7 +383,7 @@ static void *race(void *argument) {
   racer *self = argument;
   pthread_barrier_wait(self->barrier);
   self->status = quay_buffer_ensure_allocated(self->buffer);
-  strcpy(self->message, quay_last_error()->message);
+  (void)snprintf(self->message, sizeof(self->message), "%s", quay_last_error()->message);
   return NULL;
 }
 
