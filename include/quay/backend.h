@@ -238,6 +238,11 @@ typedef struct quay_allocator_vtable {
    * so here; an error stops the copy before anything is moved. Default: nothing. */
   quay_status (*lend)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
                       uint64_t size, quay_use_mode mode);
+  /* How copy_out (QUAY_READ) or copy_in (QUAY_WRITE) of `size` bytes would go about it, for
+   * quay_copy_plan(): `chunk` and `threads` of `out_info` are set before to all at once and one
+   * thread, which is the default. */
+  void (*copy_info)(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+                    quay_across_info *out_info);
   /* Repeats a pattern of 1, 2, 4, 8 or 16 bytes; size is a whole number of patterns. Default:
    * copy_in of a filled block, in chunks. */
   quay_status (*fill)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,

@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/component.h"
+
 /* The functions are exported: the safetensors component and the program use them, which are apart
  * from the library in a shared build. */
 
@@ -27,21 +29,21 @@ typedef struct quay__atomic_file {
  * `*out_file` is none.
  * Errors: INVALID_ARGUMENT (`path` names something that is no regular file), IO,
  * OUT_OF_HOST_MEMORY. */
-QUAY_API quay_status quay__atomic_file_begin(const char *path, uint32_t permissions,
-                                             quay__atomic_file *out_file);
+QUAY__COMPONENT quay_status quay__atomic_file_begin(const char *path, uint32_t permissions,
+                                                    quay__atomic_file *out_file);
 
 /* Writes all of `size` bytes at `offset`. Several threads may write at once. On error the file is
  * still open: the caller aborts it. */
-QUAY_API quay_status quay__atomic_file_write(const quay__atomic_file *file, uint64_t offset,
-                                             const void *data, uint64_t size);
+QUAY__COMPONENT quay_status quay__atomic_file_write(const quay__atomic_file *file, uint64_t offset,
+                                                    const void *data, uint64_t size);
 
 /* Puts the file in the target's place, after synchronising it with the disk if `sync` is set, and
  * the directory afterwards. Whatever the result, `*file` is none afterwards and no temporary file
  * is left. On error the target is as before; only if an existing file was replaced and
  * synchronising the directory fails, the new file is in place, as the message says. */
-QUAY_API quay_status quay__atomic_file_commit(quay__atomic_file *file, bool sync);
+QUAY__COMPONENT quay_status quay__atomic_file_commit(quay__atomic_file *file, bool sync);
 
 /* Gives the file up. No-op for none. Keeps the thread's error and errno. */
-QUAY_API void quay__atomic_file_abort(quay__atomic_file *file);
+QUAY__COMPONENT void quay__atomic_file_abort(quay__atomic_file *file);
 
 #endif

@@ -158,10 +158,24 @@ static quay_status choose(const quay__side *destination, const quay__side *sourc
   return QUAY_OK;
 }
 
+/* How the backend that moves the bytes would go about it; nobody needs to know but a plan. */
+static void ask_details(const quay__side *destination, const quay__side *source, uint64_t size,
+                        choice *chosen) {
+  const bool into = chosen->way == WAY_COPY_IN;
+  if (!into && chosen->way != WAY_COPY_OUT)
+    return;
+  quay_allocator *entered = into ? destination->allocator : source->allocator;
+  quay_across_info info = {.chunk = size, .threads = 1};
+  entered->vtable.copy_info(entered, size, into ? QUAY_WRITE : QUAY_READ, &info);
+  chosen->chunk = info.chunk;
+  chosen->threads = info.threads;
+}
+
 quay_status quay__route_plan(const quay__side *destination, const quay__side *source, uint64_t size,
                              const quay_copy_options *options, quay_copy_plan_info *out_plan) {
   choice chosen;
   QUAY_TRY(choose(destination, source, size, options != NULL ? options : &no_options, &chosen));
+  ask_details(destination, source, size, &chosen);
   *out_plan = (quay_copy_plan_info){
       .route = chosen.route,
       .from = source->allocator->kind,

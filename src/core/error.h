@@ -4,6 +4,8 @@
 
 #include <quay/backend.h>
 
+#include "core/component.h"
+
 /* A copy of a thread's error that can be moved to another thread. */
 typedef struct quay__error_state {
   quay_status status;
@@ -31,7 +33,7 @@ const char *quay__errno_name(int error_number);
 /* Sets OUT_OF_HOST_MEMORY for `size` bytes of the library's own, and gives it back. */
 #define quay__fail_out_of_memory(size, what) \
   (quay__error_out_of_memory((size), (what)), QUAY_STATUS_OUT_OF_HOST_MEMORY)
-QUAY_API void quay__error_out_of_memory(uint64_t size, const char *what);
+QUAY__COMPONENT void quay__error_out_of_memory(uint64_t size, const char *what);
 
 /* Appends text to the message of the thread's error, whose status is kept and returned. */
 quay_status quay__error_append(const char *format, ...) QUAY_PRINTF(1, 2);

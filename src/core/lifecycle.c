@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <quay/allocator.h>
+#include <quay/stream.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 
@@ -74,6 +75,7 @@ static int64_t own_allocators(quay_allocator *outermost, unsigned own) {
 }
 
 quay_status quay_shutdown(void) {
+  QUAY_TRY(quay_collect(NULL)); /* storages whose device work is done are nobody's any more */
   const int64_t storages = quay__live_get(QUAY__LIVE_STORAGES);
   const int64_t streams = quay__live_get(QUAY__LIVE_STREAMS);
   const int64_t accesses = quay__live_get(QUAY__LIVE_ACCESSES);

@@ -12,14 +12,16 @@
 #include <sys/stat.h>
 #include <sys/types.h>
 
+#include "core/component.h"
+
 /* Memory of the C library. NULL on failure. What is exported is for the safetensors component,
  * which is a library of its own. */
-QUAY_API void *quay__os_malloc(size_t size);
-QUAY_API void *quay__os_calloc(size_t count, size_t size);
+QUAY__COMPONENT void *quay__os_malloc(size_t size);
+QUAY__COMPONENT void *quay__os_calloc(size_t count, size_t size);
 void *quay__os_realloc(void *pointer, size_t size);
 void *quay__os_aligned_alloc(size_t alignment, size_t size); /* any power of two, any size */
 char *quay__os_strdup(const char *text);
-QUAY_API void quay__os_free(void *pointer); /* keeps errno */
+QUAY__COMPONENT void quay__os_free(void *pointer); /* keeps errno */
 
 /* Mappings. MAP_FAILED on failure. */
 void *quay__os_mmap(void *address, size_t size, int protection, int flags, int file,

@@ -267,6 +267,14 @@ static quay_status nothing_to_lend(quay_allocator *allocator, const quay_raw_buf
   return QUAY_OK;
 }
 
+static void copied_at_once(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+                           quay_across_info *out_info) {
+  (void)allocator;
+  (void)size;
+  (void)mode;
+  (void)out_info;
+}
+
 static quay_status fill_in_chunks(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                                   uint64_t size, const void *pattern, size_t pattern_size) {
   unsigned char chunk[DEFAULT_CHUNK]; /* a whole number of every size of pattern */
@@ -332,6 +340,7 @@ void quay__allocator_vtable_fill(quay_allocator_vtable *vtable) {
   DEFAULT(can_copy_across, never_across);
   DEFAULT(copy_across, no_copy_across);
   DEFAULT(lend, nothing_to_lend);
+  DEFAULT(copy_info, copied_at_once);
   DEFAULT(fill, fill_in_chunks);
   DEFAULT(flush, nothing_to_flush);
   DEFAULT(advise, advice_not_needed);

@@ -67,6 +67,12 @@ static quay_status forward_copy_across(quay_allocator *allocator, quay_raw_buffe
                                    size);
 }
 
+static void forward_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+                              quay_across_info *out_info) {
+  quay_allocator *inner = allocator->inner;
+  inner->vtable.copy_info(inner, size, mode, out_info);
+}
+
 static quay_status forward_lend(quay_allocator *allocator, const quay_raw_buffer *raw,
                                 uint64_t offset, uint64_t size, quay_use_mode mode) {
   quay_allocator *inner = allocator->inner;
@@ -174,6 +180,7 @@ void quay__forward_fill(quay_allocator_vtable *vtable, const quay_allocator *inn
   FORWARD(can_copy_across);
   FORWARD(copy_across);
   FORWARD(lend);
+  FORWARD(copy_info);
   FORWARD(fill);
   FORWARD(flush);
   FORWARD(advise);

@@ -105,6 +105,7 @@ static const quay_allocator_vtable mmap_vtable = {
     .free = mmap_free,
     .copy_in = quay__mmap_copy_in,
     .copy_out = quay__mmap_copy_out,
+    .copy_info = quay__mmap_copy_info,
     .host_pointer = mmap_host_pointer,
     .copy_within = quay__mmap_copy_within,
     .lend = mmap_lend,

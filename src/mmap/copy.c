@@ -312,12 +312,31 @@ static uint64_t head_of(const transfer *job) {
   return (alignment - (place & (alignment - 1))) & (alignment - 1);
 }
 
+/* Several pieces a thread even out their speeds. */
+static uint64_t piece_of(uint64_t size, uint32_t threads) {
+  const uint64_t piece = quay__min(size / (2 * (uint64_t)threads), PIECE_MAX);
+  return quay__align_down(quay__max(piece, PIECE_MIN), quay__os_page_size());
+}
+
+void quay__mmap_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+                          quay_across_info *out_info) {
+  (void)allocator;
+  if (size < PARALLEL_MIN || mode != QUAY_READ)
+    return;
+  /* A bad $QUAY_COPY_THREADS is an error of the copy, not of the plan. */
+  quay__error_state before;
+  quay__error_save(&before);
+  uint32_t threads = 1;
+  if (quay__environment_copy_threads(&threads) != QUAY_OK)
+    quay__error_restore(&before);
+  out_info->chunk = piece_of(size, threads);
+  out_info->threads = (uint32_t)quay__min(threads, (size - 1) / out_info->chunk + 1);
+}
+
 static quay_status transfer_in_pieces(transfer *job) {
   uint32_t threads = 1;
   QUAY_TRY(quay__environment_copy_threads(&threads));
-  /* Several pieces a thread even out their speeds. */
-  uint64_t piece = quay__max(quay__min(job->size / (2 * (uint64_t)threads), PIECE_MAX), PIECE_MIN);
-  piece = quay__align_down(piece, quay__os_page_size());
+  const uint64_t piece = piece_of(job->size, threads);
   job->piece = piece;
   job->head = head_of(job);
   const uint64_t body = job->size - quay__min(job->head, job->size);
