@@ -9,6 +9,7 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/host_copy.h"
+#include "core/staging.h"
 
 /* With a progress callback, direct copies are cut into about 64 slices within these bounds. */
 #define SLICE_MIN (UINT64_C(1) << 20)
@@ -32,6 +33,7 @@ typedef struct choice {
   uint64_t chunk; /* bytes; 0: all at once */
   uint32_t threads;
   const char *reason;
+  quay__staging_plan staging; /* of WAY_STAGED */
 } choice;
 
 static const quay_copy_options no_options = {0};
@@ -121,13 +123,17 @@ static quay_status staged(const quay__side *destination, const quay__side *sourc
         quay_memory_kind_name(source->allocator->kind), source->allocator->spec,
         quay_memory_kind_name(destination->allocator->kind), destination->allocator->spec);
   }
+  quay__staging_plan staging;
+  QUAY_TRY(quay__staging_plan_make(size, options, &staging));
   *out_choice = (choice){
       .way = WAY_STAGED,
       .route = QUAY_ROUTE_STAGED,
-      .threads = 1,
+      .chunk = staging.chunk,
+      .threads = staging.threads,
       .reason = "no direct path between the two: through host memory in chunks",
+      .staging = staging,
   };
-  return quay__staging_chunk(size, options, &out_choice->chunk);
+  return QUAY_OK;
 }
 
 /* The ladder. Nothing to move: nothing is done. Two sides of ordinary host memory: the processor
@@ -183,7 +189,7 @@ quay_status quay__route_plan(const quay__side *destination, const quay__side *so
       .size = size,
       .chunk = chosen.chunk != 0 ? chosen.chunk : size,
       .threads = chosen.threads,
-      .staging_bytes = chosen.way == WAY_STAGED ? chosen.chunk : 0,
+      .staging_bytes = chosen.way == WAY_STAGED ? chosen.chunk * chosen.staging.slots : 0,
   };
   (void)snprintf(out_plan->reason, sizeof(out_plan->reason), "%s", chosen.reason);
   return QUAY_OK;
@@ -296,7 +302,7 @@ quay_status quay__route_copy(const quay__side *destination, const quay__side *so
   choice chosen;
   QUAY_TRY(choose(destination, source, size, options, &chosen));
   if (chosen.way == WAY_STAGED)
-    return quay__stage(destination, source, size, chosen.chunk, options);
+    return quay__stage(destination, source, size, &chosen.staging, options);
   copy_job job = {.destination = destination, .source = source, .size = size, .options = options};
   QUAY_TRY(prepare(&job, chosen.way));
   const quay_status status = options->progress != NULL ? move_in_slices(&job, chosen.way)

@@ -22,22 +22,11 @@ quay_status quay__route_plan(const quay__side *destination, const quay__side *so
 quay_status quay__route_copy(const quay__side *destination, const quay__side *source, uint64_t size,
                              const quay_copy_options *options);
 
-/* Bounded staging: copies through chunks of host memory. `chunk` bytes at a time, from the plan. */
-quay_status quay__stage(const quay__side *destination, const quay__side *source, uint64_t size,
-                        uint64_t chunk, const quay_copy_options *options);
-
-/* The chunk that a staged copy of `size` bytes takes: all the host memory that it holds. */
-quay_status quay__staging_chunk(uint64_t size, const quay_copy_options *options,
-                                uint64_t *out_chunk);
-
 /* Tells the caller's callback, if there is one; CANCELLED if it wants to stop. */
 quay_status quay__copy_progress(const quay_copy_options *options, uint64_t done, uint64_t total);
 
 /* Appends to the thread's error that a copy that had begun left undefined bytes behind, and returns
  * its status. */
 quay_status quay__copy_failed_midway(void);
-
-/* For lifecycle.c alone, with every lock held. */
-void quay__staging_after_fork_in_child(void);
 
 #endif

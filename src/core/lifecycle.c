@@ -8,10 +8,10 @@
 #include <stdlib.h>
 
 #include "core/allocator_impl.h"
-#include "core/copy_route.h"
 #include "core/default_allocator.h"
 #include "core/error.h"
 #include "core/lock.h"
+#include "core/staging_budget.h"
 #include "core/thread.h"
 #include "core/workers.h"
 

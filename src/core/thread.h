@@ -2,6 +2,7 @@
 #ifndef QUAY_CORE_THREAD_H
 #define QUAY_CORE_THREAD_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* Shards of a counter. Threads 0 to QUAY__SHARD_COUNT - 2 have a shard of their own; the rest share
@@ -16,6 +17,10 @@ static inline uint32_t quay__thread_shard(void) {
   const uint32_t plus_one = quay__thread_shard_plus_one;
   return plus_one != 0 ? plus_one - 1 : quay__thread_shard_slow();
 }
+
+/* Whether this thread, or one that waits for it, holds staging memory: then it must not wait for
+ * more of it. A job hands this on to its helpers. */
+extern _Thread_local bool quay__thread_in_staging;
 
 /* For lifecycle.c alone, with every lock held. */
 void quay__thread_after_fork_in_child(void);

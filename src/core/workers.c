@@ -1,35 +1,19 @@
-/* The process's worker threads and the jobs that they share with their callers.
- * A job is a range of indices: its caller and its helpers take one after another until none is
- * left. Knows nothing of copies. */
+/* The process's worker threads and the jobs that they share with their callers. A job is a range of
+ * indices: its caller and its helpers take one after another until none is left; or, of an open
+ * job, its helper alone takes those that the caller has offered. Knows nothing of copies. */
 #include "core/workers.h"
 
-#include <pthread.h>
 #include <signal.h>
-#include <stdatomic.h>
-#include <stdbool.h>
 #include <string.h>
 
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/lifecycle.h"
 #include "core/lock.h"
+#include "core/thread.h"
 
 /* $QUAY_COPY_THREADS goes up to 1024, the caller's included. */
 #define MAX_WORKERS 1023u
-
-/* Lives in its caller's frame: the caller leaves only when no worker is on it any more. */
-struct job {
-  struct job *next; /* in `jobs` */
-  quay__task task;
-  void *context;
-  uint64_t count;
-  atomic_uint_fast64_t next_index;
-  atomic_bool failed;
-  uint32_t max_helpers;
-  uint32_t helpers;        /* workers that are on it */
-  pthread_cond_t finished; /* signalled when `helpers` becomes 0 */
-  quay__error_state error; /* of the first failure: written by whoever set `failed` */
-};
 
 /* All guarded by QUAY__LOCK_WORKERS. */
 static struct {
@@ -38,7 +22,8 @@ static struct {
   uint32_t idle;  /* of those, waiting for `work` */
   bool stopping;
   bool told_of_failure; /* one line in the log is enough */
-  struct job *jobs;
+  uint32_t open;        /* open jobs in `jobs` */
+  quay__job *jobs;
 } workers;
 static pthread_cond_t work = PTHREAD_COND_INITIALIZER;    /* a job came, or `stopping` was set */
 static pthread_cond_t stopped = PTHREAD_COND_INITIALIZER; /* `stopping` was cleared */
@@ -47,43 +32,57 @@ static pthread_cond_t stopped = PTHREAD_COND_INITIALIZER; /* `stopping` was clea
  */
 static atomic_uint jobs_seen;
 
-static _Thread_local struct job *own_job; /* the job that this thread is the caller of */
-static _Thread_local bool in_task;        /* this thread runs a task: nested calls run inline */
+static _Thread_local quay__job *own_job; /* the innermost job that this thread is the caller of */
+static _Thread_local bool in_task;       /* this thread runs a task: nested calls run inline */
 static _Thread_local bool is_worker;
 
-static void fail_job(struct job *job, quay_status status) {
+static void fail_job(quay__job *job, quay_status status) {
   if (atomic_exchange_explicit(&job->failed, true, memory_order_acq_rel))
     return;
   quay__error_save(&job->error);
   job->error.status = status;
 }
 
+static bool take_index(quay__job *job, uint64_t *out_index) {
+  *out_index = atomic_load_explicit(&job->next_index, memory_order_relaxed);
+  while (*out_index < atomic_load_explicit(&job->count, memory_order_relaxed)) {
+    if (atomic_compare_exchange_weak_explicit(&job->next_index, out_index, *out_index + 1,
+                                              memory_order_relaxed, memory_order_relaxed))
+      return true;
+  }
+  return false;
+}
+
 /* Takes indices until none is left, the job has failed or, for a worker, another job came. */
-static void take_part(struct job *job, unsigned seen) {
+static void take_part(quay__job *job, unsigned seen) {
+  const bool in_staging = quay__thread_in_staging;
+  quay__thread_in_staging = job->in_staging;
   in_task = true;
   while (!atomic_load_explicit(&job->failed, memory_order_relaxed)) {
     if (is_worker && atomic_load_explicit(&jobs_seen, memory_order_relaxed) != seen)
       break;
-    const uint64_t index = atomic_fetch_add_explicit(&job->next_index, 1, memory_order_relaxed);
-    if (index >= job->count)
+    uint64_t index;
+    if (!take_index(job, &index))
       break;
     const quay_status status = job->task(job->context, index);
     if (status != QUAY_OK)
       fail_job(job, status);
   }
   in_task = false;
+  quay__thread_in_staging = in_staging;
 }
 
-static bool wants_helpers(struct job *job) {
+static bool wants_helpers(quay__job *job) {
   return job->helpers < job->max_helpers &&
          !atomic_load_explicit(&job->failed, memory_order_relaxed) &&
-         atomic_load_explicit(&job->next_index, memory_order_relaxed) < job->count;
+         atomic_load_explicit(&job->next_index, memory_order_relaxed) <
+             atomic_load_explicit(&job->count, memory_order_relaxed);
 }
 
 /* The job with the fewest helpers among those that want one; NULL if there is none. */
-static struct job *neediest_job(void) {
-  struct job *best = NULL;
-  for (struct job *candidate = workers.jobs; candidate != NULL; candidate = candidate->next) {
+static quay__job *neediest_job(void) {
+  quay__job *best = NULL;
+  for (quay__job *candidate = workers.jobs; candidate != NULL; candidate = candidate->next) {
     if (!wants_helpers(candidate))
       continue;
     if (best == NULL || candidate->helpers < best->helpers)
@@ -99,7 +98,7 @@ static void *worker_main(void *unused) {
   quay__global_acquire(QUAY__LOCK_WORKERS);
   while (!workers.stopping) {
     const unsigned seen = atomic_load_explicit(&jobs_seen, memory_order_relaxed);
-    struct job *job = neediest_job();
+    quay__job *job = neediest_job();
     if (job == NULL) {
       workers.idle++;
       quay__global_wait(QUAY__LOCK_WORKERS, &work);
@@ -136,25 +135,25 @@ static int start_threads(uint32_t wanted) {
   return error != 0 ? error : restored;
 }
 
-static void wake_helpers(const struct job *job) {
+static void wake_helpers(const quay__job *job) {
   const uint64_t sleeping = quay__min(workers.idle, job->max_helpers);
   for (uint64_t i = 0; i < sleeping; i++)
     pthread_cond_signal(&work);
 }
 
-/* Makes the job known and calls for helpers. What can't be started is not missed: the caller does
- * their part. */
-static void publish_job(struct job *job) {
-  quay__lifecycle_begin();
+/* Makes the job known, offers what it has, and calls for helpers, for whom there are to be
+ * `threads` workers. What can't be started is not missed: the caller does their part. The lock is
+ * held, and released. */
+static void publish_job(quay__job *job, uint32_t threads) {
   int error = 0;
-  quay__global_acquire(QUAY__LOCK_WORKERS);
   if (!workers.stopping)
-    error = start_threads(job->max_helpers);
+    error = start_threads(threads);
   const bool tell = error != 0 && !workers.told_of_failure;
   if (tell)
     workers.told_of_failure = true;
   job->next = workers.jobs;
   workers.jobs = job;
+  job->listed = true;
   atomic_fetch_add_explicit(&jobs_seen, 1, memory_order_relaxed);
   wake_helpers(job);
   quay__global_release(QUAY__LOCK_WORKERS);
@@ -164,14 +163,16 @@ static void publish_job(struct job *job) {
   }
 }
 
-static void retract_job(struct job *job) {
+static void retract_job(quay__job *job) {
   quay__global_acquire(QUAY__LOCK_WORKERS);
   /* The list is another one in a child that was forked from inside a task. */
-  struct job **link = &workers.jobs;
+  quay__job **link = &workers.jobs;
   while (*link != NULL && *link != job)
     link = &(*link)->next;
-  if (*link != NULL)
+  if (*link != NULL) {
     *link = job->next;
+    workers.open -= job->open ? 1 : 0;
+  }
   while (job->helpers != 0)
     quay__global_wait(QUAY__LOCK_WORKERS, &job->finished);
   quay__global_release(QUAY__LOCK_WORKERS);
@@ -183,32 +184,88 @@ static quay_status run_inline(uint64_t count, quay__task task, void *context) {
   return QUAY_OK;
 }
 
+/* False if it can't have helpers. */
+static bool begin_job(quay__job *job, uint64_t count, quay__task task, void *context) {
+  job->outer = own_job;
+  job->task = task;
+  job->context = context;
+  atomic_init(&job->count, count);
+  atomic_init(&job->next_index, 0);
+  atomic_init(&job->failed, false);
+  job->listed = false;
+  job->open = false;
+  job->in_staging = quay__thread_in_staging;
+  job->max_helpers = 0;
+  job->helpers = 0;
+  if (in_task || pthread_cond_init(&job->finished, NULL) != 0)
+    return false;
+  own_job = job;
+  return true;
+}
+
+static void end_job(quay__job *job) {
+  own_job = job->outer;
+  pthread_cond_destroy(&job->finished);
+}
+
 quay_status quay__workers_run(uint32_t threads, uint64_t count, quay__task task, void *context) {
-  if (threads <= 1 || count <= 1 || in_task)
+  quay__job job;
+  if (threads <= 1 || count <= 1 || !begin_job(&job, count, task, context))
     return run_inline(count, task, context);
-
-  struct job job;
-  job.task = task;
-  job.context = context;
-  job.count = count;
-  atomic_init(&job.next_index, 0);
-  atomic_init(&job.failed, false);
   job.max_helpers = (uint32_t)quay__min(quay__min(threads, count) - 1, MAX_WORKERS);
-  job.helpers = 0;
-  if (pthread_cond_init(&job.finished, NULL) != 0)
-    return run_inline(count, task, context);
-
-  own_job = &job;
-  publish_job(&job);
+  quay__lifecycle_begin();
+  quay__global_acquire(QUAY__LOCK_WORKERS);
+  publish_job(&job, job.max_helpers);
   take_part(&job, 0);
   retract_job(&job);
-  own_job = NULL;
-  pthread_cond_destroy(&job.finished);
+  end_job(&job);
+  return quay__workers_result(&job);
+}
 
-  if (!atomic_load_explicit(&job.failed, memory_order_acquire))
+void quay__workers_open(quay__job *job, quay__task task, void *context) {
+  if (begin_job(job, 0, task, context))
+    job->max_helpers = 1;
+}
+
+/* A worker that takes an index meanwhile looks for its task after it was offered, so that it counts
+ * as one of those that are called for here. */
+void quay__workers_offer(quay__job *job, uint64_t tasks) {
+  if (job->max_helpers == 0 || tasks == 0)
+    return;
+  quay__lifecycle_begin();
+  quay__global_acquire(QUAY__LOCK_WORKERS);
+  const uint64_t next = atomic_load_explicit(&job->next_index, memory_order_relaxed);
+  atomic_store_explicit(&job->count, next + tasks, memory_order_relaxed);
+  if (!job->listed) {
+    job->open = true;
+    workers.open++;
+    publish_job(job, (uint32_t)quay__min(workers.open, MAX_WORKERS));
+    return;
+  }
+  if (job->helpers == 0) {
+    atomic_fetch_add_explicit(&jobs_seen, 1, memory_order_relaxed);
+    wake_helpers(job);
+  }
+  quay__global_release(QUAY__LOCK_WORKERS);
+}
+
+bool quay__workers_failed(quay__job *job) {
+  return atomic_load_explicit(&job->failed, memory_order_acquire);
+}
+
+void quay__workers_close(quay__job *job) {
+  if (job->max_helpers == 0)
+    return;
+  if (job->listed)
+    retract_job(job);
+  end_job(job);
+}
+
+quay_status quay__workers_result(quay__job *job) {
+  if (!quay__workers_failed(job))
     return QUAY_OK;
-  quay__error_restore(&job.error);
-  return job.error.status;
+  quay__error_restore(&job->error);
+  return job->error.status;
 }
 
 /* Joins everyone but the calling thread, which may be a worker: a task that ends the program. */
@@ -256,11 +313,14 @@ void quay__workers_after_fork_in_child(void) {
   workers.idle = 0;
   workers.stopping = false;
   workers.jobs = NULL;
-  if (own_job != NULL && own_job->helpers != 0) {
+  workers.open = 0;
+  for (quay__job *job = own_job; job != NULL; job = job->outer) {
+    if (job->helpers == 0)
+      continue;
     /* Forked from inside a task, a progress callback say: what the helpers had begun is lost. */
-    own_job->helpers = 0;
-    fail_job(own_job, quay__fail(QUAY_STATUS_UNAVAILABLE,
-                                 "the process was forked while other threads worked on this call: "
-                                 "in the child it can't be finished; repeat it"));
+    job->helpers = 0;
+    fail_job(job, quay__fail(QUAY_STATUS_UNAVAILABLE,
+                             "the process was forked while other threads worked on this call: "
+                             "in the child it can't be finished; repeat it"));
   }
 }

@@ -36,6 +36,12 @@ static manual_options *options_of(quay_allocator *allocator) {
   return quay_allocator_self(allocator);
 }
 
+static quay_status call_hook(quay_allocator *allocator, quay_use_mode mode, uint64_t offset,
+                             uint64_t size) {
+  const manual_options *options = options_of(allocator);
+  return options->hook != NULL ? options->hook(options->user, mode, offset, size) : QUAY_OK;
+}
+
 static unsigned char *bytes_of(const quay_raw_buffer *raw) {
   return (unsigned char *)(uintptr_t)raw->as.external.handle[0];
 }
@@ -75,18 +81,18 @@ static void manual_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_ev
 
 static quay_status manual_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
                                   uint64_t offset, const void *source, uint64_t size) {
-  (void)allocator;
   atomic_fetch_add(&manual.copy_in, 1);
   QUAY_TRY(maybe_fail_copy());
+  QUAY_TRY(call_hook(allocator, QUAY_WRITE, offset, size));
   memcpy(bytes_of(destination) + offset, source, size);
   return QUAY_OK;
 }
 
 static quay_status manual_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
                                    uint64_t offset, void *destination, uint64_t size) {
-  (void)allocator;
   atomic_fetch_add(&manual.copy_out, 1);
   QUAY_TRY(maybe_fail_copy());
+  QUAY_TRY(call_hook(allocator, QUAY_READ, offset, size));
   memcpy(destination, bytes_of(source) + offset, size);
   return QUAY_OK;
 }

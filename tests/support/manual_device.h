@@ -9,6 +9,10 @@
 #include <quay/backend.h>
 #include <stdatomic.h>
 
+/* Called at the start of a copy_in (QUAY_WRITE) or copy_out (QUAY_READ) of the bytes at `offset`;
+ * what it returns other than QUAY_OK is the copy's failure. */
+typedef quay_status (*manual_hook)(void *user, quay_use_mode mode, uint64_t offset, uint64_t size);
+
 typedef struct manual_options {
   const char *backend;   /* identity; NULL: "manual" */
   quay_memory_kind kind; /* 0: QUAY_MEMORY_DEVICE */
@@ -19,6 +23,8 @@ typedef struct manual_options {
   bool across;       /* offers a path to and from everything */
   bool no_addresses; /* its memory has none */
   bool read_only;    /* what it allocates can't be written */
+  manual_hook hook;  /* may be NULL */
+  void *user;        /* of the hook */
 } manual_options;
 
 typedef struct manual_calls {

@@ -1,0 +1,86 @@
+/* The process's budget of host memory for staging. First come, first served: a large wish is not
+ * passed over for ever by small ones. */
+#include "core/staging_budget.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "core/checked.h"
+#include "core/lifecycle.h"
+#include "core/lock.h"
+
+/* Guarded by QUAY__LOCK_STAGING, but that `waiting` is also read without it. */
+static uint64_t held_bytes;
+static uint64_t next_ticket, next_served; /* the line: tickets [next_served, next_ticket) */
+static atomic_uint_fast64_t waiting;      /* how many they are */
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+
+/* Of `held_bytes`, the calling thread's. */
+static _Thread_local uint64_t own_bytes;
+
+static bool has_room(uint64_t bytes, uint64_t budget) {
+  return held_bytes == 0 || bytes <= budget - quay__min(held_bytes, budget);
+}
+
+static void take(uint64_t bytes) {
+  held_bytes += bytes;
+  own_bytes += bytes;
+}
+
+static void wait_in_line(uint64_t bytes, uint64_t budget) {
+  const uint64_t ticket = next_ticket++;
+  atomic_fetch_add_explicit(&waiting, 1, memory_order_relaxed);
+  while (next_served != ticket || !has_room(bytes, budget))
+    quay__global_wait(QUAY__LOCK_STAGING, &changed);
+  next_served++;
+  atomic_fetch_sub_explicit(&waiting, 1, memory_order_relaxed);
+  /* There may be room for the next one, too. */
+  pthread_cond_broadcast(&changed);
+}
+
+void quay__staging_hold(uint64_t bytes, uint64_t budget) {
+  quay__lifecycle_begin();
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  if (quay__staging_awaited() || !has_room(bytes, budget))
+    wait_in_line(bytes, budget);
+  take(bytes);
+  quay__global_release(QUAY__LOCK_STAGING);
+}
+
+bool quay__staging_try_hold(uint64_t bytes, uint64_t budget) {
+  quay__lifecycle_begin();
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  const bool held = !quay__staging_awaited() && has_room(bytes, budget);
+  if (held)
+    take(bytes);
+  quay__global_release(QUAY__LOCK_STAGING);
+  return held;
+}
+
+void quay__staging_force_hold(uint64_t bytes) {
+  quay__lifecycle_begin();
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  take(bytes);
+  quay__global_release(QUAY__LOCK_STAGING);
+}
+
+void quay__staging_give_back(uint64_t bytes) {
+  own_bytes -= bytes;
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  held_bytes -= bytes;
+  if (quay__staging_awaited())
+    pthread_cond_broadcast(&changed);
+  quay__global_release(QUAY__LOCK_STAGING);
+}
+
+bool quay__staging_awaited(void) {
+  return atomic_load_explicit(&waiting, memory_order_relaxed) != 0;
+}
+
+/* The copies of other threads are not in the child. */
+void quay__staging_after_fork_in_child(void) {
+  held_bytes = own_bytes;
+  next_served = next_ticket;
+  atomic_store_explicit(&waiting, 0, memory_order_relaxed);
+  changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+}
