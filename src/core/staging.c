@@ -269,12 +269,13 @@ static quay_status help(void *context, uint64_t index) {
 static quay_status drain(staging_ring *ring, staging_slot *slot) {
   const quay__side *destination = ring->destination;
   quay_allocator *to = destination->allocator;
-  QUAY_TRY(to->vtable.copy_in(to, destination->raw, destination->offset + slot->at, slot->memory,
-                              slot->size));
+  const uint64_t size = slot->size;
+  QUAY_TRY(
+      to->vtable.copy_in(to, destination->raw, destination->offset + slot->at, slot->memory, size));
   quay__global_acquire(QUAY__LOCK_STAGING);
-  slot->state = SLOT_EMPTY;
+  slot->state = SLOT_EMPTY; /* from here on the helper's */
   quay__global_release(QUAY__LOCK_STAGING);
-  ring->drained += slot->size;
+  ring->drained += size;
   ring->turn++;
   return QUAY_OK;
 }
