@@ -184,8 +184,10 @@ static quay_status run_inline(uint64_t count, quay__task task, void *context) {
   return QUAY_OK;
 }
 
-/* False if it can't have helpers. */
-static bool begin_job(quay__job *job, uint64_t count, quay__task task, void *context) {
+/* False if it can't have helpers. Not inlined: gcc 12 does not see that end_job() takes the job's
+ * address out of `own_job` before the job's frame ends. */
+__attribute__((noinline)) static bool begin_job(quay__job *job, uint64_t count, quay__task task,
+                                                void *context) {
   job->outer = own_job;
   job->task = task;
   job->context = context;
