@@ -18,7 +18,8 @@ struct quay_allocator {
   uint32_t flags; /* quay_allocator_flags */
   uint64_t alignment;
   uint64_t page_size;
-  bool has_async;   /* the asynchronous group is there */
+  bool has_async; /* the asynchronous group is there */
+  bool has_across_async;
   bool has_reserve; /* reserve, commit and decommit are there */
   atomic_uint references;
   atomic_uint adopted;   /* live adopted raw buffers */

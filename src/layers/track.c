@@ -416,11 +416,29 @@ static quay_status track_copy_across(quay_allocator *allocator, quay_raw_buffer 
                                    size);
 }
 
+static quay_status track_copy_across_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                           uint64_t destination_offset,
+                                           const quay_raw_buffer *source, uint64_t source_offset,
+                                           uint64_t size, uint64_t stream) {
+  QUAY_TRY(check(allocator, destination, destination_offset, size, "write"));
+  QUAY_TRY(check(allocator, source, source_offset, size, "read"));
+  quay_allocator *inner = allocator->inner;
+  return inner->vtable.copy_across_async(inner, destination, destination_offset, source,
+                                         source_offset, size, stream);
+}
+
 static quay_status track_lend(quay_allocator *allocator, const quay_raw_buffer *raw,
                               uint64_t offset, uint64_t size, quay_use_mode mode) {
   QUAY_TRY(check(allocator, raw, offset, size, mode == QUAY_READ ? "read" : "write"));
   quay_allocator *inner = allocator->inner;
   return inner->vtable.lend(inner, raw, offset, size, mode);
+}
+
+static quay_status track_lend_async(quay_allocator *allocator, const quay_raw_buffer *raw,
+                                    uint64_t offset, uint64_t size, quay_use_mode mode) {
+  QUAY_TRY(check(allocator, raw, offset, size, mode == QUAY_READ ? "read" : "write"));
+  quay_allocator *inner = allocator->inner;
+  return inner->vtable.lend_async(inner, raw, offset, size, mode);
 }
 
 static quay_status track_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
@@ -520,6 +538,7 @@ static quay_allocator_vtable track_vtable(const quay_allocator *inner) {
       .copy_within = track_copy_within,
       .copy_across = track_copy_across,
       .lend = track_lend,
+      .lend_async = track_lend_async,
       .fill = track_fill,
       .stats = track_stats,
       .release = track_release,
@@ -532,6 +551,7 @@ static quay_allocator_vtable track_vtable(const quay_allocator *inner) {
     vtable.copy_out_async = track_copy_out_async;
     vtable.copy_within_async = track_copy_within_async;
     vtable.fill_async = track_fill_async;
+    vtable.copy_across_async = track_copy_across_async;
   }
   return vtable;
 }
