@@ -2,10 +2,12 @@
  * conflicts. How the bytes move is copy_route.c's; plain host memory takes a short cut here. */
 #include "core/copy_route.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "core/arguments.h"
 #include "core/checked.h"
+#include "core/copy_stream.h"
 #include "core/hazard.h"
 #include "core/host_copy.h"
 #include "core/storage.h"
@@ -140,23 +142,45 @@ static quay__side side_of(const quay_buffer *buffer, uint64_t offset) {
   };
 }
 
+static quay_status check_open(const quay__stream_side *side, uint64_t size, quay_use_mode mode,
+                              const quay_stream *stream) {
+  const quay__range range = {.offset = side->side.offset, .size = size, .mode = mode};
+  return quay__hazards_check(side->storage, &range, stream);
+}
+
+/* With sides that are allocated, and bytes to move. What blocks in spite of the stream comes after
+ * everything that was submitted to it, and is done on return. */
+static quay_status copy_on_stream(const quay__stream_side *destination,
+                                  const quay__stream_side *source, uint64_t size,
+                                  const quay_copy_options *options, bool *out_done) {
+  const char *reason;
+  *out_done = quay__stream_copies(&destination->side, &source->side, size, options, &reason);
+  if (*out_done)
+    return quay__stream_copy(destination, source, size, options);
+  QUAY_TRY(check_open(source, size, QUAY_READ, options->stream));
+  QUAY_TRY(check_open(destination, size, QUAY_WRITE, options->stream));
+  return quay_stream_synchronize(options->stream);
+}
+
 /* Copies between two windows whose arguments have been checked. */
 static quay_status copy_slowly(quay_buffer *destination, uint64_t destination_offset,
                                const quay_buffer *source, uint64_t source_offset, uint64_t size,
                                const quay_copy_options *options) {
   QUAY_TRY(quay__storage_check_readable(source->storage));
   QUAY_TRY(quay__storage_make_writable(destination->storage));
-  if (options != NULL && options->stream != NULL) {
-    /* The copy comes after everything that was submitted to the stream, and is done on return. */
-    QUAY_TRY(quay_stream_synchronize(options->stream));
-  }
   if (size == 0)
     return QUAY_OK;
-  const quay__side to = side_of(destination, destination_offset);
-  const quay__side from = side_of(source, source_offset);
-  QUAY_TRY(quay__hazards_wait(source->storage, from.offset, size, QUAY_READ));
-  QUAY_TRY(quay__hazards_wait(destination->storage, to.offset, size, QUAY_WRITE));
-  return quay__route_copy(&to, &from, size, options);
+  const quay__stream_side to = {side_of(destination, destination_offset), destination->storage};
+  const quay__stream_side from = {side_of(source, source_offset), source->storage};
+  if (options != NULL && options->stream != NULL) {
+    bool done = false;
+    QUAY_TRY(copy_on_stream(&to, &from, size, options, &done));
+    if (done)
+      return QUAY_OK;
+  }
+  QUAY_TRY(quay__hazards_wait(source->storage, from.side.offset, size, QUAY_READ));
+  QUAY_TRY(quay__hazards_wait(destination->storage, to.side.offset, size, QUAY_WRITE));
+  return quay__route_copy(&to.side, &from.side, size, options);
 }
 
 quay_status quay_buffer_copy_from(quay_buffer *destination, const quay_buffer *source) {
@@ -244,41 +268,70 @@ quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_
                       size, options));
   const quay__side to = side_of(destination, destination_offset);
   const quay__side from = side_of(source, source_offset);
-  return quay__route_plan(&to, &from, size, options, out_plan);
+  QUAY_TRY(quay__route_plan(&to, &from, size, options, out_plan));
+  if (options == NULL || options->stream == NULL || size == 0)
+    return QUAY_OK;
+  const char *reason;
+  (void)quay__stream_copies(&to, &from, size, options, &reason);
+  const size_t length = strlen(out_plan->reason);
+  (void)snprintf(out_plan->reason + length, sizeof(out_plan->reason) - length, "; %s", reason);
+  return QUAY_OK;
 }
 
-static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t pattern_size) {
+static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t pattern_size,
+                               quay_stream *stream) {
   quay__storage *storage = buffer->storage;
   QUAY_TRY(quay__storage_make_writable(storage));
   if (buffer->size == 0)
     return QUAY_OK;
-  QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, QUAY_WRITE));
   quay_allocator *allocator = storage->allocator;
+  if (stream != NULL) {
+    const quay__stream_side side = {side_of(buffer, 0), storage};
+    if (quay__stream_fills(allocator, stream))
+      return quay__stream_fill(&side, buffer->size, pattern, pattern_size, stream);
+    QUAY_TRY(check_open(&side, buffer->size, QUAY_WRITE, stream));
+    QUAY_TRY(quay_stream_synchronize(stream));
+  }
+  QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, QUAY_WRITE));
   const quay_status status = allocator->vtable.fill(allocator, &storage->raw, buffer->offset,
                                                     buffer->size, pattern, pattern_size);
   return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+}
+
+static quay_status check_fill(const char *function, const quay_buffer *buffer,
+                              size_t pattern_size) {
+  if (pattern_size > 16 || !quay__is_power_of_two(pattern_size)) {
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                      "%s: a pattern of %zu bytes; it must have 1, 2, 4, 8 or 16", function,
+                      pattern_size);
+  }
+  if (buffer->size % pattern_size == 0)
+    return QUAY_OK;
+  return quay__fail(QUAY_STATUS_SIZE_MISMATCH,
+                    "%s: a buffer of %llu bytes is not a whole number of patterns of %zu bytes",
+                    function, (unsigned long long)buffer->size, pattern_size);
 }
 
 quay_status quay_buffer_fill(quay_buffer *buffer, const void *pattern, size_t pattern_size) {
   QUAY__MARK_CALLER();
   QUAY__REQUIRE(buffer);
   QUAY__REQUIRE(pattern);
-  if (pattern_size > 16 || !quay__is_power_of_two(pattern_size)) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "quay_buffer_fill: a pattern of %zu bytes; it must have 1, 2, 4, 8 or 16",
-                      pattern_size);
-  }
-  if (buffer->size % pattern_size != 0) {
-    return quay__fail(
-        QUAY_STATUS_SIZE_MISMATCH,
-        "quay_buffer_fill: a buffer of %llu bytes is not a whole number of patterns of "
-        "%zu bytes",
-        (unsigned long long)buffer->size, pattern_size);
-  }
+  QUAY_TRY(check_fill("quay_buffer_fill", buffer, pattern_size));
   unsigned char *to = plain_destination(buffer);
   if (to == NULL)
-    return fill_slowly(buffer, pattern, pattern_size);
+    return fill_slowly(buffer, pattern, pattern_size, NULL);
   if (buffer->size != 0)
     quay__host_fill(to, buffer->size, pattern, pattern_size);
   return QUAY_OK;
+}
+
+quay_status quay_buffer_fill_on(quay_buffer *buffer, const void *pattern, size_t pattern_size,
+                                quay_stream *stream) {
+  QUAY__MARK_CALLER();
+  QUAY__REQUIRE(buffer);
+  QUAY__REQUIRE(pattern);
+  QUAY_TRY(check_fill("quay_buffer_fill_on", buffer, pattern_size));
+  const quay_copy_options options = {.stream = stream};
+  QUAY_TRY(check_stream("quay_buffer_fill_on", buffer, buffer, &options));
+  return fill_slowly(buffer, pattern, pattern_size, stream);
 }

@@ -9,6 +9,7 @@
 #include "core/lifecycle.h"
 #include "core/lock.h"
 #include "core/os.h"
+#include "core/stream_impl.h"
 #include "core/thread.h"
 
 /* Bits of quay__storage.options. */
@@ -156,13 +157,31 @@ static void publish(quay__storage *storage, quay_raw_buffer *raw, void *plain,
   atomic_store_explicit(&storage->state, QUAY__STORAGE_READY, memory_order_release);
 }
 
-quay_status quay__storage_allocate_new(quay__storage *storage, quay_stream *stream) {
+static quay_status allocate_and_publish(quay__storage *storage, quay_stream *stream) {
   quay_raw_buffer raw = {0};
   void *plain = NULL;
   uint64_t generation = 0;
   QUAY_TRY(allocate(storage, stream, &raw, &plain, &generation));
   publish(storage, &raw, plain, generation);
   return QUAY_OK;
+}
+
+quay_status quay__storage_allocate_new(quay__storage *storage, quay_stream *stream) {
+  if (stream == NULL)
+    return allocate_and_publish(storage, NULL);
+  /* Memory that is there from some point of the stream on is as good as written by the stream. */
+  const quay__range whole = {.offset = 0, .size = storage->size, .mode = QUAY_WRITE};
+  const uint64_t id = quay__next_id();
+  QUAY_TRY(quay__hazards_open(storage, &whole, stream, id, true));
+  quay_event *event = NULL;
+  quay_status status = allocate_and_publish(storage, stream);
+  if (status == QUAY_OK)
+    status = quay__event_record_or_wait(stream, &event);
+  quay__error_shield();
+  quay__hazards_close(storage, id, event);
+  quay_event_release(event);
+  quay__error_unshield();
+  return status;
 }
 
 /* Waits, with the stripe held, for the attempt that is under way and gives its result. */
@@ -305,7 +324,8 @@ static void release_with_hazards(quay__storage *storage) {
   quay_event *pending[QUAY__HAZARD_RECORDS_MAX];
   const size_t count = quay__hazards_pending(storage, pending);
   const bool ordered = (storage->allocator->flags & QUAY_ALLOCATOR_ORDERED_FREE) != 0 &&
-                       (storage->raw.flags & QUAY_RAW_ADOPTED) == 0;
+                       (storage->raw.flags & QUAY_RAW_ADOPTED) == 0 &&
+                       count < QUAY__HAZARD_RECORDS_MAX;
   if (count == 0 || ordered) {
     storage_destroy(storage, pending, count);
   } else {
