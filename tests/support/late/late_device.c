@@ -230,7 +230,11 @@ static void event_destroy(quay_device *quay, uint64_t handle) {
 
 /* Loss and reset. */
 
+/* Nothing of the device's goes on after it: everybody knows as much as its streams. */
 static void drop_work(const late_device *device) {
+  late_clock submitted = knowledge_of(device);
+  late_clock_join(&late_host()->clock, &submitted);
+  late_clock_free(&submitted);
   for (late_stream *stream = late.streams; stream != NULL; stream = stream->next) {
     if (stream->device == device)
       late_stream_drop(stream);
