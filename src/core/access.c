@@ -78,14 +78,16 @@ static quay_status check_uses(const quay_stream *stream, const quay_use *uses, s
 static quay_status find_address(quay_buffer *buffer, uint64_t *out_address) {
   quay__storage *storage = buffer->storage;
   quay_allocator *allocator = storage->allocator;
-  quay__error_state before;
-  quay__error_save(&before);
   uint64_t address = 0;
+  *out_address = 0;
+  quay__error_shield();
   const quay_status status = allocator->vtable.address(allocator, &storage->raw, &address);
-  *out_address = status == QUAY_OK ? address + buffer->offset : 0;
-  if (status != QUAY_STATUS_UNSUPPORTED)
-    return status;
-  quay__error_restore(&before);
+  quay__error_unshield();
+  if (status == QUAY_STATUS_UNSUPPORTED)
+    return QUAY_OK;
+  if (status != QUAY_OK) /* once more, for its message */
+    QUAY_TRY(allocator->vtable.address(allocator, &storage->raw, &address));
+  *out_address = address + buffer->offset;
   return QUAY_OK;
 }
 

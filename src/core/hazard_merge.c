@@ -76,12 +76,12 @@ static size_t nearest(const quay__hazards *h, size_t index, size_t count, bool a
   for (size_t i = index + 1; i < count; i++) {
     const quay__hazard_record *later = &h->records[i];
     if (later->stream != r->stream || later->event == NULL ||
-        (!any_mode && quay__range_writes(&later->range) != quay__range_writes(&r->range)) ||
-        !quay__event_covers(later->event, r->event)) {
+        (!any_mode && quay__range_writes(&later->range) != quay__range_writes(&r->range))) {
       continue;
     }
     const uint64_t distance = gap(&r->range, &later->range);
-    if (distance <= smallest && (best == 0 || distance < smallest)) {
+    if (distance <= smallest && (best == 0 || distance < smallest) &&
+        quay__event_covers(later->event, r->event)) {
       smallest = distance;
       best = i;
     }

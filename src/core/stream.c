@@ -90,10 +90,9 @@ void quay_stream_release(quay_stream *stream) {
     return;
   quay_device *device = stream->device;
   if (device->has_streams) {
-    quay__error_state error;
-    quay__error_save(&error);
+    quay__error_shield();
     device->vtable.stream_destroy(device, stream->native, stream->wrapped);
-    quay__error_restore(&error);
+    quay__error_unshield();
   }
   atomic_fetch_sub_explicit(&device->streams, 1, memory_order_release);
   quay__live_add(QUAY__LIVE_STREAMS, -1);
@@ -254,10 +253,9 @@ void quay_event_release(quay_event *event) {
     return;
   quay_device *device = event->device;
   if (device->has_streams) {
-    quay__error_state error;
-    quay__error_save(&error);
+    quay__error_shield();
     device->vtable.event_destroy(device, event->native);
-    quay__error_restore(&error);
+    quay__error_unshield();
   }
   quay__os_free(event);
   quay_device_release(device);
