@@ -1,6 +1,7 @@
 /* Copies and fills on streams, over a backend whose streams run late: which return early, what
  * waits for what, and how long both ends live. */
 #include "late_core.h"
+#include "support/files.h"
 
 enum {
   SIZE = 1000
@@ -115,13 +116,17 @@ Test(async_copy, between_devices_that_do_not_meet_is_complete_on_return) {
 }
 
 Test(async_copy, from_a_file_is_complete_on_return) {
-  quay_buffer *file = late_buffer("mmap:/tmp", SIZE, 6);
+  test_files_begin();
+  char spec[600];
+  snprintf(spec, sizeof(spec), "mmap:%s", test_directory());
+  quay_buffer *file = late_buffer(spec, SIZE, 6);
   late_copy(one, a, file);
   cr_assert_eq(late_unfinished(), 0);
   pattern_check_buffer(a, 0, 6);
   late_copy(one, file, b);
   pattern_check_buffer(file, 0, 2);
   quay_buffer_release(file);
+  test_files_end();
   close_all();
 }
 
