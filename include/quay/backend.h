@@ -65,7 +65,8 @@ typedef struct quay_spec_key {
   const char *form; /* for messages: "a power of two", "on or off", "a directory" */
 } quay_spec_key;
 
-/* Refuses arguments that are not among `keys`, that come twice, and more than one positional one.
+/* Refuses arguments that are not among `keys`, that come twice, keys without a value, and more than
+ * one positional argument.
  * The message quotes the argument and lists the keys with their forms.
  * Errors: INVALID_ARGUMENT.
  * Thread-safety: any thread. */
