@@ -363,6 +363,15 @@ Test(access, a_read_waits_for_the_write_of_another_stream) {
   close_device();
 }
 
+Test(access, a_read_does_not_hide_the_write_before_it) {
+  use(one, buffer, QUAY_WRITE);
+  use(one, buffer, QUAY_READ);
+  use(two, buffer, QUAY_READ);
+  cr_assert_eq(waits(), 1);
+
+  close_device();
+}
+
 Test(access, a_write_waits_for_every_read_since) {
   quay_stream *three = open_stream(quay_allocator_device(device_memory));
   use(one, buffer, QUAY_READ);

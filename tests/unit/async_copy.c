@@ -2,6 +2,7 @@
  * waits for what, and how long both ends live. */
 #include "late_core.h"
 #include "support/files.h"
+#include "support/manual_device.h"
 
 enum {
   SIZE = 1000
@@ -289,6 +290,25 @@ Test(async_copy, a_pageable_source_that_the_host_uses_is_not_waited_for_afterwar
   const unsigned char other = 77;
   MUST(quay_buffer_fill(host, &other, 1));
   cr_assert_eq(late_calls(LATE_EVENT_SYNCHRONIZE), 0);
+  close_all();
+}
+
+Test(async_copy, waits_on_the_host_for_a_source_that_the_host_reads) {
+  quay_allocator *other = manual_open(
+      &(manual_options){.kind = QUAY_MEMORY_PINNED, .streams = true, .host_accessible = true});
+  quay_stream *stream = NULL;
+  MUST(quay_stream_create(quay_allocator_device(other), NULL, &stream));
+  quay_buffer *source = pattern_buffer(other, SIZE, 5);
+  quay_access access;
+  MUST(quay_access_begin(stream, &(quay_use){source, QUAY_WRITE}, 1, &access));
+  MUST(quay_access_end(&access));
+  late_copy(one, a, source);
+  cr_assert_eq(manual.event_synchronize, 1);
+  pattern_check_buffer(a, 0, 5);
+  quay_buffer_release(source);
+  quay_stream_release(stream);
+  quay_allocator_release(other);
+
   close_all();
 }
 

@@ -221,6 +221,18 @@ Test(device_loss, every_entry_point_says_that_memory_is_stale) {
   close_device();
 }
 
+Test(device_loss, a_stale_event_is_not_handed_to_the_backend) {
+  release_stream();
+  MUST(quay_device_reset(device));
+  bool done;
+  MUST_FAIL(quay_event_query(event, &done), STALE);
+  MUST_FAIL(quay_event_synchronize(event), STALE);
+  cr_assert_eq(late_calls(LATE_EVENT_QUERY), 0);
+  cr_assert_eq(late_calls(LATE_EVENT_SYNCHRONIZE), 0);
+
+  close_device();
+}
+
 Test(device_loss, a_lost_device_can_be_reset_and_used_again) {
   late_lose(0);
   release_stream();

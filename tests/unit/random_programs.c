@@ -319,6 +319,7 @@ static void begin_program(void) {
       .max_delay_us = 20,
       .eager_percent = chance(50) ? 0 : (uint32_t)below(70),
       .ordered_free = chance(50),
+      .leaves_zeros = chance(50),
   };
   DO(late_register(&options));
   for (size_t i = 0; i < PLACES; i++)

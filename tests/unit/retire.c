@@ -306,10 +306,12 @@ Test(retire, memory_of_a_stream_is_waited_for_by_the_host) {
   close_device();
 }
 
-Test(retire, memory_of_a_stream_is_zero_if_asked_for) {
+static void expect_zeros_in_order(bool leaves_zeros) {
+  open_options(&(late_options){.mode = LATE_MANUAL, .seed = 3, .leaves_zeros = leaves_zeros});
   quay_buffer *ordered = NULL;
   const quay_alloc_options options = {.stream = stream, .zeroed = true};
   MUST(quay_buffer_create(device, QUAY_U8, 1, (int64_t[]){SIZE}, &options, &ordered));
+  cr_assert_neq(late_queued(quay_stream_native(stream)), 0);
   unsigned char bytes[SIZE];
   memset(bytes, 1, SIZE);
   MUST(quay_buffer_copy_out(ordered, bytes, SIZE));
@@ -317,6 +319,14 @@ Test(retire, memory_of_a_stream_is_zero_if_asked_for) {
     cr_assert_eq(bytes[i], 0);
   quay_buffer_release(ordered);
   close_device();
+}
+
+Test(retire_zeroed, memory_of_a_stream_is_zeroed_by_its_backend) {
+  expect_zeros_in_order(false);
+}
+
+Test(retire_zeroed, memory_of_a_stream_is_zeroed_on_that_stream) {
+  expect_zeros_in_order(true);
 }
 
 Test(retire, without_an_event_for_the_memory_of_a_stream_it_is_waited_for) {

@@ -54,6 +54,7 @@ typedef struct late_options {
   late_peers peers;
   bool peer_of[LATE_MAX_DEVICES][LATE_MAX_DEVICES]; /* read both ways */
   bool ordered_free;     /* QUAY_ALLOCATOR_ORDERED_FREE: free gets events that are pending */
+  bool leaves_zeros;     /* to the core: alloc zeroes nothing by itself */
   uint64_t device_bytes; /* memory of each device; 0: 16 GiB */
   late_host_threads host_threads;
 } late_options;

@@ -88,9 +88,10 @@ static quay_status alloc(quay_allocator *allocator, const quay_alloc_request *re
   if (stream == NULL) {
     begin_on_host(block);
   } else {
-    if (request->zeroed)
+    const bool zeroed = request->zeroed && !late.options.leaves_zeros;
+    if (zeroed)
       out_raw->flags |= QUAY_RAW_ZEROED;
-    begin_on_stream(block, stream, request->zeroed);
+    begin_on_stream(block, stream, zeroed);
   }
   return late_leave();
 }
