@@ -1,6 +1,7 @@
 /* Frees of memory that device work still uses: nothing blocks, nothing is reused early, and what is
  * done is reaped where the library says so. */
 #include "late_core.h"
+#include "support/manual_device.h"
 
 enum {
   SIZE = 1000
@@ -346,4 +347,32 @@ Test(retire, memory_of_a_stream_that_is_not_to_be_had_leaves_nothing_behind) {
   cr_assert_null(ordered);
   cr_assert_eq(late_calls(LATE_EVENT_RECORD), 0);
   close_device();
+}
+
+/* A device with streams whose memory can't be filled on them. */
+
+Test(retire_blocking, memory_of_a_stream_is_zeroed_after_it_without_asynchronous_fills) {
+  device = manual_open(&(manual_options){.streams = true});
+  MUST(quay_stream_create(quay_allocator_device(device), NULL, &stream));
+  const quay_alloc_options options = {.stream = stream, .zeroed = true};
+  MUST(quay_buffer_create(device, QUAY_U8, 1, (int64_t[]){SIZE}, &options, &buffer));
+  cr_assert_eq(manual.stream_synchronize, 1);
+  cr_assert_eq(manual.fill, 1);
+  quay_buffer_release(buffer);
+  manual_complete_all();
+  MUST(quay_collect(NULL));
+  quay_stream_release(stream);
+  quay_allocator_release(device);
+}
+
+Test(retire_blocking, a_fill_comes_after_its_stream_without_asynchronous_fills) {
+  device = manual_open(&(manual_options){.streams = true});
+  MUST(quay_stream_create(quay_allocator_device(device), NULL, &stream));
+  buffer = pattern_buffer(device, SIZE, 1);
+  MUST(quay_buffer_fill_on(buffer, "x", 1, stream));
+  cr_assert_eq(manual.stream_synchronize, 1);
+  cr_assert_eq(manual.fill, 1);
+  quay_buffer_release(buffer);
+  quay_stream_release(stream);
+  quay_allocator_release(device);
 }
