@@ -99,6 +99,33 @@ static size_t live_handles(void) {
   return count;
 }
 
+/* An access that stays open for some steps; its kernel is launched at the end. */
+static struct {
+  quay_access access; /* its stream is NULL: none is open */
+  handle used;        /* holds a reference on the model */
+  quay_use_mode mode;
+} held;
+
+/* Whether a use conflicts with the open access. Of a call without a stream the program has to keep
+ * away then, on another stream it is busy. */
+static bool in_the_way(const handle *h, uint64_t offset, uint64_t size, bool write,
+                       const quay_stream *stream) {
+  if (held.access.stream == NULL || held.access.stream == stream || held.used.model != h->model)
+    return false;
+  const uint64_t begin = h->offset + offset, other = held.used.offset;
+  return size != 0 && begin < other + held.used.size && other < begin + size &&
+         (write || held.mode != QUAY_READ);
+}
+
+/* Of a call on a stream: whether it was refused, which it must be if, and only if, it is expected.
+ */
+static bool refused(quay_status status, bool expected) {
+  cr_assert_eq(status, expected ? QUAY_STATUS_BUSY : QUAY_OK, "program %llu: %s: %s",
+               (unsigned long long)program_seed, quay_status_name(status),
+               quay_last_error()->message);
+  return expected;
+}
+
 static void random_bytes(unsigned char *bytes) {
   for (size_t i = 0; i < BYTES; i++)
     bytes[i] = (unsigned char)(below(255) + 1);
@@ -172,15 +199,26 @@ static void step_copy(void) {
   const uint64_t to_offset = below(to->size - size + 1);
   const uint64_t from_offset = below(from->size - size + 1);
   const quay_copy_options options = {.stream = copy_stream(to, from)};
-  DO(quay_buffer_copy_region(to->buffer, to_offset, from->buffer, from_offset, size, &options));
+  const bool conflict = in_the_way(to, to_offset, size, true, options.stream) ||
+                        in_the_way(from, from_offset, size, false, options.stream);
+  if (conflict && options.stream == NULL)
+    return;
+  if (refused(
+          quay_buffer_copy_region(to->buffer, to_offset, from->buffer, from_offset, size, &options),
+          conflict))
+    return;
   memmove(bytes_of(to) + to_offset, bytes_of(from) + from_offset, size);
 }
 
 static void step_fill(void) {
   handle *h = any_handle();
   const unsigned char value = (unsigned char)below(256);
-  DO(quay_buffer_fill_on(h->buffer, &value, 1,
-                         h->device >= 0 && chance(80) ? stream_of(h->device) : NULL));
+  quay_stream *stream = h->device >= 0 && chance(80) ? stream_of(h->device) : NULL;
+  const bool conflict = in_the_way(h, 0, h->size, true, stream);
+  if (conflict && stream == NULL)
+    return;
+  if (refused(quay_buffer_fill_on(h->buffer, &value, 1, stream), conflict))
+    return;
   memset(bytes_of(h), value, h->size);
 }
 
@@ -206,29 +244,29 @@ static void run_kernel(void *user, unsigned char *const *bytes) {
   }
 }
 
-static bool reached(const handle *h, int device) {
-  return h->device == device;
-}
-
 static void step_kernel(size_t step) {
   const int device = (int)below(3);
   quay_use uses[USES];
   unsigned char *in_order[USES];
+  quay_stream *stream = stream_of(device);
+  bool conflict = false;
   kernel *k = &kernels[step];
   *k = (kernel){.seed = (unsigned)below(1000)};
   const size_t wanted = below(USES) + 1;
   for (int tries = 0; tries < 12 && k->count < wanted; tries++) {
     const handle *h = any_handle();
-    if (!reached(h, device))
+    if (h->device != device)
       continue;
     uses[k->count] = (quay_use){h->buffer, (quay_use_mode)(below(3) + 1)};
+    conflict =
+        conflict || in_the_way(h, 0, h->size, (uses[k->count].mode & QUAY_WRITE) != 0, stream);
     in_order[k->count++] = bytes_of(h);
   }
   if (k->count == 0)
     return;
-  quay_stream *stream = stream_of(device);
   quay_access access;
-  DO(quay_access_begin(stream, uses, k->count, &access));
+  if (refused(quay_access_begin(stream, uses, k->count, &access), conflict))
+    return;
   for (size_t u = 0; u < k->count; u++) {
     k->uses[u] = (late_use){access.pointers[u], quay_buffer_size(uses[u].buffer), uses[u].mode};
   }
@@ -241,7 +279,38 @@ static void step_kernel(size_t step) {
     run_kernel(k, in_order);
 }
 
+static void end_held(void) {
+  static kernel kernels_of_held[STEPS];
+  static size_t next;
+  if (held.access.stream == NULL)
+    return;
+  kernel *k = &kernels_of_held[next++ % STEPS];
+  *k = (kernel){.count = 1, .seed = (unsigned)below(1000)};
+  k->uses[0] = (late_use){held.access.pointers[0], held.used.size, held.mode};
+  DO(late_launch(quay_stream_native(held.access.stream), run_kernel, k, k->uses, 1));
+  DO(quay_access_end(&held.access));
+  run_kernel(k, (unsigned char *[]){bytes_of(&held.used)});
+  if (--held.used.model->references == 0)
+    free(held.used.model);
+}
+
+static void step_hold(void) {
+  if (held.access.stream != NULL) {
+    end_held();
+    return;
+  }
+  const handle *h = any_handle();
+  if (h->device < 0)
+    return;
+  held.mode = (quay_use_mode)(below(3) + 1);
+  DO(quay_access_begin(stream_of(h->device), &(quay_use){h->buffer, held.mode}, 1, &held.access));
+  held.used = *h;
+  held.used.model->references++;
+}
+
 static void check(const handle *h) {
+  if (in_the_way(h, 0, h->size, false, NULL))
+    return;
   unsigned char bytes[BYTES];
   DO(quay_buffer_copy_out(h->buffer, bytes, h->size));
   for (uint64_t i = 0; i < h->size; i++) {
@@ -252,6 +321,9 @@ static void check(const handle *h) {
 
 static void step_host(void) {
   handle *h = any_handle();
+  if (in_the_way(h, 0, h->size, true, NULL)) {
+    return;
+  }
   if (chance(40)) {
     check(h);
   } else if (h->pinned && chance(50)) {
@@ -302,7 +374,9 @@ static void step(size_t index) {
     step_copy();
   } else if (what < 64) {
     step_fill();
-  } else if (what < 86) {
+  } else if (what < 70) {
+    step_hold();
+  } else if (what < 87) {
     step_kernel(index);
   } else if (what < 96) {
     step_host();
@@ -331,6 +405,7 @@ static void begin_program(void) {
 }
 
 static void end_program(void) {
+  end_held();
   for (size_t i = 0; i < HANDLES; i++) {
     if (handles[i].buffer != NULL && chance(80))
       check(&handles[i]);
