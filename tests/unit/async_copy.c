@@ -449,6 +449,42 @@ Test(async_copy, goes_through_the_layers) {
   close_all();
 }
 
+Test(async_copy, goes_through_the_layers_between_peers) {
+  quay_buffer *remote = late_buffer("track+fault:nth=1000,on=copy+late:1", SIZE, 5);
+  quay_buffer *tracked = late_buffer("track+late:0", SIZE, 6);
+  late_copy(one, remote, a);
+  late_copy(peer, b, remote);
+  late_copy(one, remote, tracked);
+  cr_assert_eq(late_calls(LATE_COPY_ACROSS_ASYNC), 3);
+  cr_assert_eq(late_unfinished(), 3);
+  pattern_check_buffer(b, 0, 1);
+  pattern_check_buffer(remote, 0, 6);
+  quay_buffer_release(remote);
+  quay_buffer_release(tracked);
+
+  close_all();
+}
+
+Test(async_copy, a_layer_that_refuses_one_between_peers_stops_it_before_it_is_submitted) {
+  static const char *const specs[] = {"fault:every=1,on=copy_in+late:1",
+                                      "fault:every=1,on=copy_out+late:1"};
+  for (int reads = 0; reads < 2; reads++) {
+    quay_allocator *failing = open_spec(specs[reads]);
+    quay_buffer *remote = NULL;
+    MUST(quay_buffer_create(failing, QUAY_U8, 1, (int64_t[]){SIZE}, NULL, &remote));
+    quay_stream *streams[] = {one, peer};
+    for (int i = 0; i < 2; i++) {
+      MUST_FAIL(reads ? late_try_copy(streams[i], a, remote) : late_try_copy(streams[i], remote, a),
+                IO);
+    }
+    cr_assert_eq(late_unfinished(), 0);
+    quay_buffer_release(remote);
+    quay_allocator_release(failing);
+  }
+
+  close_all();
+}
+
 Test(async_copy, layers_of_both_ends_see_a_copy_that_either_of_them_submits) {
   quay_allocator *counting = open_spec("fault:nth=2,on=copy+late:0,memory=pinned");
   quay_buffer *lent = pattern_buffer(counting, SIZE, 5);
