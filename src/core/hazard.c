@@ -90,7 +90,8 @@ static const quay__hazard_open *open_conflict(const quay__hazards *h, const quay
                                               const quay_stream *stream) {
   for (size_t i = 0; i < h->open_count; i++) {
     const quay__hazard_open *other = &h->open[i];
-    if (other->stream != stream && quay__ranges_conflict(&other->range, range))
+    if (other->stream != stream && quay__ranges_conflict(&other->range, range) &&
+        !quay__open_abandoned(other))
       return other;
   }
   return NULL;
@@ -126,8 +127,11 @@ quay_status quay__hazards_open(quay__storage *storage, const quay__range *range,
     quay__stripe_release(storage);
     return sealed ? quay__storage_fail_read_only(storage) : busy(range);
   }
-  h->open[h->open_count++] =
-      (quay__hazard_open){.range = *range, .id = id, .stream = stream, .brief = brief};
+  h->open[h->open_count++] = (quay__hazard_open){.range = *range,
+                                                 .id = id,
+                                                 .stream = stream,
+                                                 .brief = brief,
+                                                 .process = quay__fork_generation};
   quay__stripe_release(storage);
   return QUAY_OK;
 }
@@ -350,7 +354,7 @@ quay_status quay__hazards_seal(quay__storage *storage) {
   for (;;) {
     const quay__hazard_open *other = NULL;
     for (size_t i = 0; h != NULL && i < h->open_count && (other == NULL || other->brief); i++) {
-      if (quay__range_writes(&h->open[i].range))
+      if (quay__range_writes(&h->open[i].range) && !quay__open_abandoned(&h->open[i]))
         other = &h->open[i];
     }
     writing = other != NULL && !other->brief;

@@ -4,6 +4,7 @@
 #define QUAY_CORE_HAZARD_LIST_H
 
 #include "core/hazard.h"
+#include "core/lifecycle.h"
 #include "core/stream_impl.h"
 
 enum {
@@ -17,7 +18,14 @@ typedef struct quay__hazard_open {
   uint64_t id;         /* of the access or copy */
   quay_stream *stream; /* the access's or the copy's */
   bool brief;          /* the library's own, which ends without the program's doing */
+  uint32_t process;    /* the quay__fork_generation that it began in */
 } quay__hazard_open;
+
+/* Whether the thread that would end it is not in this process, but in one that it was forked from.
+ */
+static inline bool quay__open_abandoned(const quay__hazard_open *open) {
+  return open->brief && open->process != quay__fork_generation;
+}
 
 /* A use that was submitted. */
 typedef struct quay__hazard_record {

@@ -218,9 +218,11 @@ quay_status quay__storage_ensure(quay__storage *storage) {
     quay__stripe_release(storage);
     return QUAY_OK;
   }
-  if (state == QUAY__STORAGE_ALLOCATING)
+  /* An attempt from before a fork is a thread's that this process does not have. */
+  if (state == QUAY__STORAGE_ALLOCATING && storage->attempt == quay__fork_generation)
     return wait_for_attempt(storage);
   storage->waiters = NULL;
+  storage->attempt = quay__fork_generation;
   atomic_store_explicit(&storage->state, QUAY__STORAGE_ALLOCATING, memory_order_relaxed);
   quay__stripe_release(storage);
 

@@ -25,7 +25,10 @@ typedef struct quay__storage {
   uint8_t options;        /* of a lazy storage: bits private to storage.c */
   uint64_t size;          /* bytes */
   uint64_t id;
-  uint64_t generation;       /* of the device when `raw` was allocated */
+  union {
+    uint64_t generation; /* READY: of the device when `raw` was allocated */
+    uint32_t attempt;    /* ALLOCATING: the quay__fork_generation that it began in */
+  };
   quay_allocator *allocator; /* retained: the outermost */
   union {
     void *plain; /* READY: host address if the allocator's memory is plain host memory, else NULL */

@@ -5,6 +5,7 @@
 #include "core/hazard.h"
 
 #include <pthread.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/storage.h"
@@ -315,5 +316,23 @@ Test(hazard, sealing_waits_until_a_submission_is_over) {
   pthread_join(thread, NULL);
   cr_assert_eq(thread_status, QUAY_OK);
   cr_assert(quay_buffer_is_sealed(buffer));
+  close_device();
+}
+
+Test(hazard, a_brief_use_of_another_thread_is_not_waited_for_in_the_child_of_a_fork) {
+  const quay__range whole = {.offset = 0, .size = SIZE, .mode = QUAY_WRITE};
+  const uint64_t id = quay__next_id();
+  MUST(quay__hazards_open(buffer->storage, &whole, one, id, true));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    const bool free = quay__hazards_check(buffer->storage, &whole, two) == QUAY_OK &&
+                      quay__hazards_seal(buffer->storage) == QUAY_OK;
+    _exit(free ? 0 : 1);
+  }
+  int status = -1;
+  cr_assert_eq(waitpid(child, &status, 0), child);
+  cr_expect_eq(status, 0);
+  quay__hazards_close(buffer->storage, id, NULL);
   close_device();
 }
