@@ -3,7 +3,9 @@
  * The format: 8 bytes of little-endian header length, a JSON header, the data. Reading is as strict
  * as the format's specification (github.com/huggingface/safetensors, "Format"): every violation has
  * its own message, with the tensor's name. Nothing outside the file is read, whatever its bytes
- * are, and opening a file reads nothing but the header.
+ * are, and opening a file reads nothing but the header. Memory: while it is opened, two to three
+ * times the header's bytes; while it is open, its tensors' names, their shapes, and 60 bytes a
+ * tensor. (100,000 tensors with a header of 9.6 MB: a process of 21 MB at its peak.)
  *
  * Links with quay::safetensors, which needs jansson. */
 #ifndef QUAY_SAFETENSORS_H
@@ -77,7 +79,8 @@ QUAY_API QUAY_NODISCARD quay_status quay_safetensors_get(const quay_safetensors 
 QUAY_API QUAY_NODISCARD quay_status quay_safetensors_find(const quay_safetensors *file,
                                                           const char *name, size_t *out_index);
 
-/* Tensor number `index` as a view of the mapping, sealed, with its dtype and shape. Where the
+/* Tensor number `index` as a view of the mapping, with its dtype and shape: sealed if the file was
+ * opened READ_ONLY; of one opened COPY_ON_WRITE writable, which never changes the file. Where the
  * offset in the file does not suit the dtype's alignment, typed host access answers MISALIGNED and
  * copies work.
  * Errors: INVALID_ARGUMENT (NULL), OUT_OF_RANGE, OUT_OF_HOST_MEMORY.

@@ -600,6 +600,7 @@ Test(safetensors, copy_on_write_buffers_can_be_changed_without_changing_the_file
   cr_assert_eq(quay_safetensors_open(path, &options, &file), QUAY_OK);
   quay_buffer *a = NULL;
   cr_assert_eq(quay_safetensors_buffer(file, 0, &a), QUAY_OK);
+  cr_expect_not(quay_buffer_is_sealed(a));
   cr_expect_eq(quay_buffer_copy_in(a, "\xFE\xFD\xFC\xFB", 4), QUAY_OK);
   quay_buffer_release(a);
   quay_safetensors_close(file);
