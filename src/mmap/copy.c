@@ -6,7 +6,6 @@
  * pwrite grows again by that write; and where a sandbox forbids calls on the process's own memory,
  * pages are populated and then touched, which a truncation in between turns into SIGBUS. */
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -32,6 +31,9 @@
 
 /* Transfers from this size on are split between threads. */
 #define PARALLEL_MIN ((uint64_t)2 << 20)
+
+/* From here on reads of what is in the page cache are worth read.c's preparations. */
+#define CACHED_MIN ((uint64_t)8 << 20)
 
 /* Below, direct I/O costs more than the page cache. */
 #define DIRECT_MIN ((uint64_t)64 << 10)
@@ -143,6 +145,13 @@ static int read_file(const quay__mapping *mapping, uint64_t offset, unsigned cha
     return error;
   return read_buffered(mapping, offset + head + middle, memory + head + middle,
                        size - head - middle);
+}
+
+/* The same for ranges of CACHED_MIN and more. */
+static int read_large(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                      uint64_t size) {
+  const uint64_t done = quay__mmap_read_cached(mapping, offset, memory, size);
+  return read_buffered(mapping, offset + done, memory + done, size - done);
 }
 
 /* Moving: writing the file. Its size is looked at before each piece, since a write past the end
@@ -349,7 +358,7 @@ static quay_status transfer_in_pieces(transfer *job) {
 static quay_status transfer_run(transfer *job) {
   /* Writers of one file wait for each other in the kernel, and plain copies split themselves. */
   const bool splits =
-      job->move == read_file || job->move == read_guarded || job->move == write_guarded;
+      job->move != write_file && job->move != read_plain && job->move != write_plain;
   const bool large = job->size >= PARALLEL_MIN;
   QUAY_TRY(splits && large ? transfer_in_pieces(job) : transfer_range(job, 0, job->size));
   if (job->other != NULL)
@@ -365,6 +374,9 @@ static quay_status read_into(const quay__mapping *mapping, uint64_t offset, void
                   .offset = offset,
                   .memory = memory,
                   .size = size};
+  /* Memory that may be taken away is for the kernel to write to. */
+  if (other == NULL && size >= CACHED_MIN && quay__mmap_reads_cached(mapping))
+    job.move = read_large;
   return transfer_run(&job);
 }
 
@@ -538,8 +550,8 @@ quay_status quay__mmap_flush(quay_allocator *allocator, const quay_raw_buffer *r
   return quay__mapping_check_size(mapping);
 }
 
-/* Advice that must not change contents. Pages of our own file mappings may be dropped, they are in
- * the file; others may be private, so that they are only marked as cold. */
+/* Advice that must not change contents. Pages of our own file mappings may be dropped, they stay in
+ * the page cache; others may be private, so that they are only marked as cold. */
 static int madvise_of(const quay__mapping *mapping, quay_advice advice) {
   switch (advice) {
   case QUAY_ADVICE_NORMAL:
@@ -566,15 +578,13 @@ quay_status quay__mmap_advise(quay_allocator *allocator, const quay_raw_buffer *
   unsigned char *start;
   uint64_t bytes;
   pages_of(mapping, place, size, &start, &bytes);
+  if (advice == QUAY_ADVICE_DONT_NEED)
+    quay__populated_drop(mapping, place, size);
   /* EINVAL: this kernel or file system does not know the advice, which then does nothing. */
   if (quay__os_madvise(start, bytes, madvise_of(mapping, advice)) != 0 && errno != EINVAL) {
     return quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
                             "advising on %llu bytes at offset %llu of '%s' failed",
                             (unsigned long long)size, (unsigned long long)place, mapping->path);
-  }
-  /* The mapping's pages have gone, but the page cache still has them. */
-  if (advice == QUAY_ADVICE_DONT_NEED && mapping->shared) {
-    (void)quay__os_fadvise(mapping->file, place, size, POSIX_FADV_DONTNEED);
   }
   return QUAY_OK;
 }
