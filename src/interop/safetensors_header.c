@@ -1,12 +1,9 @@
-/* The header of a safetensors file: every rule of the format, over the JSON that json_reader.c
- * reads. Opening files and making buffers is in safetensors_read.c.
- *
- * Not by jansson, which writes headers: version 2.14 reports memory that ran out as a mistake in
- * the text and goes on with a token whose buffer could not grow, and its tree takes twelve times
- * the bytes of the header. */
+/* The header of a safetensors file: JSON by jansson, then every rule of the format. Opening files
+ * and making buffers is in safetensors_read.c. */
 #include "interop/safetensors_header.h"
 
 #include <inttypes.h>
+#include <jansson.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +12,6 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/os.h"
-#include "interop/json_reader.h"
 
 /* Names in messages are cut to this many bytes, so that the rest of the message is seen. */
 #define NAME_SHOWN 200
@@ -87,34 +83,44 @@ typedef struct piece {
   int size;
 } piece;
 
-/* The last key of the outermost object before byte `end` of `json`; what follows may be anything.
- */
-static piece find_entry(const char *json, size_t end) {
-  piece entry = {.text = NULL};
-  int depth = 0;
+typedef struct place {
+  piece entry;       /* the last key of the outermost object */
+  piece last_string; /* the last string, key or value */
+  int depth;         /* objects and arrays that are open */
+} place;
+
+static piece string_piece(const char *json, size_t begin, size_t end) {
+  const size_t size = quay__min(end - begin, NAME_SHOWN);
+  return (piece){.text = json + begin, .size = (int)size};
+}
+
+/* Where byte `end` of `json` stands; what follows may be anything. */
+static place find_place(const char *json, size_t end) {
+  place found = {.depth = 0};
   bool key_follows = false;
   for (size_t i = 0; i < end; ++i) {
     switch (json[i]) {
     case '{':
     case '[':
-      ++depth;
-      key_follows = depth == 1;
+      ++found.depth;
+      key_follows = found.depth == 1;
       break;
     case '}':
     case ']':
-      --depth;
+      --found.depth;
       break;
     case ',':
-      key_follows = depth == 1;
+      key_follows = found.depth == 1;
       break;
     case '"': {
       const size_t begin = ++i;
       while (i < end && json[i] != '"')
         i += json[i] == '\\' ? 2 : 1;
       if (i >= end)
-        return entry; /* the string that is wrong itself */
+        return found; /* the string that is wrong itself */
+      found.last_string = string_piece(json, begin, i);
       if (key_follows)
-        entry = (piece){.text = json + begin, .size = (int)quay__min(i - begin, NAME_SHOWN)};
+        found.entry = found.last_string;
       key_follows = false;
       break;
     }
@@ -122,138 +128,113 @@ static piece find_entry(const char *json, size_t end) {
       break;
     }
   }
-  return entry;
+  return found;
 }
 
-/* Names the entry that the problem is in. */
-static quay_status fail_json(const parser *p, const char *json, const quay__json_problem *problem) {
-  if (problem->is_utf8) {
-    return quay__fail(QUAY_STATUS_MALFORMED, "'%s': the header is no valid UTF-8: byte %zu",
-                      p->path, problem->position);
+static quay_status fail_duplicate(const parser *p, const place *found) {
+  const piece key = found->last_string;
+  if (found->depth <= 1) {
+    return quay__fail(QUAY_STATUS_MALFORMED, "'%s': the header has two entries named '%.*s'",
+                      p->path, key.size, key.text);
   }
-  const piece entry = find_entry(json, problem->position);
-  if (entry.text == NULL) {
+  return quay__fail(QUAY_STATUS_MALFORMED,
+                    "'%s': the key '%.*s' stands twice in the header's entry '%.*s'", p->path,
+                    key.size, key.text, found->entry.size, found->entry.text);
+}
+
+/* Turns jansson's error into one of ours that names the entry it is in. */
+static quay_status fail_json(const parser *p, const char *json, size_t size,
+                             const json_error_t *error) {
+  const enum json_error_code code = json_error_code(error);
+  if (code == json_error_out_of_memory) {
+    return quay__fail_out_of_memory(size, "the header's JSON");
+  }
+  const size_t position = error->position < 0 ? 0 : (size_t)error->position;
+  const place found = find_place(json, quay__min(position, size));
+  if (code == json_error_invalid_utf8) {
+    return quay__fail(QUAY_STATUS_MALFORMED, "'%s': the header is no valid UTF-8: byte %zu",
+                      p->path, position);
+  }
+  if (code == json_error_duplicate_key && found.last_string.text != NULL) {
+    return fail_duplicate(p, &found);
+  }
+  if (found.entry.text == NULL) {
     return quay__fail(QUAY_STATUS_MALFORMED, "'%s': the header is no valid JSON: byte %zu: %s",
-                      p->path, problem->position, problem->text);
+                      p->path, position, error->text);
   }
   return quay__fail(QUAY_STATUS_MALFORMED,
                     "'%s': the header is no valid JSON: byte %zu, in the entry '%.*s': %s", p->path,
-                    problem->position, entry.size, entry.text, problem->text);
+                    position, found.entry.size, found.entry.text, error->text);
 }
 
-static quay_status fail_twice(const parser *p, const char *key, const char *entry) {
-  return quay__fail(QUAY_STATUS_MALFORMED,
-                    "'%s': the key '%.*s' stands twice in the header's entry '%.*s'", p->path,
-                    NAME_SHOWN, key, NAME_SHOWN, entry);
+/* Copies a string to the header's own text. There is always room: JSON takes two bytes more for
+ * each string (its quotes) than it has, and an escape is never shorter than what it stands for. */
+static const char *keep_text(parser *p, const char *text) {
+  const size_t size = strlen(text) + 1;
+  char *copy = p->text_end;
+  memcpy(copy, text, size);
+  p->text_end += size;
+  return copy;
 }
 
-/* Decodes a string to where the header's own text goes on, until the next one. There is always
- * room: JSON takes two bytes more for each string (its quotes) than it has, and an escape is never
- * shorter than what it stands for. */
-static const char *peek_text(parser *p, const char *string) {
-  quay__json_decode(string, p->text_end);
-  return p->text_end;
-}
-
-static const char *keep_text(parser *p, const char *string) {
-  char *text = p->text_end;
-  p->text_end += quay__json_decode(string, text) + 1;
-  return text;
-}
-
-static int compare_by_key(const void *left, const void *right) {
-  const char *const *a = left, *const *b = right;
-  return strcmp(*a, *b);
-}
-
-static quay_status check_metadata_keys(const parser *p) {
-  const size_t count = p->header->metadata_count;
-  const char **keys = quay__os_calloc(count + 1, sizeof *keys);
-  if (keys == NULL)
-    return quay__fail_out_of_memory(count * sizeof *keys, "the keys of a file's metadata");
-  for (size_t i = 0; i < count; ++i)
-    keys[i] = p->header->metadata[i].key;
-  qsort(keys, count, sizeof *keys, compare_by_key);
-  quay_status status = QUAY_OK;
-  for (size_t i = 1; i < count && status == QUAY_OK; ++i) {
-    if (strcmp(keys[i - 1], keys[i]) == 0)
-      status = fail_twice(p, keys[i], QUAY__SAFETENSORS_METADATA_KEY);
-  }
-  quay__os_free(keys);
-  return status;
-}
-
-static quay_status parse_metadata(parser *p, const char *object) {
-  if (*object != '{') {
+static quay_status parse_metadata(parser *p, json_t *object) {
+  if (!json_is_object(object)) {
     return quay__fail(QUAY_STATUS_MALFORMED,
                       "'%s': " QUAY__SAFETENSORS_METADATA_KEY
                       " is no object; it must be one of strings",
                       p->path);
   }
-  const char *value;
-  for (const char *key = quay__json_first(object); key != NULL; key = quay__json_next(value)) {
-    value = quay__json_value_of(key);
-    const char *name = keep_text(p, key);
-    if (*value != '"') {
+  const char *key;
+  json_t *value;
+  json_object_foreach(object, key, value) {
+    const char *text = json_string_value(value);
+    if (text == NULL) {
       return quay__fail(QUAY_STATUS_MALFORMED,
                         "'%s': the value of '%.*s' in " QUAY__SAFETENSORS_METADATA_KEY
                         " is no string",
-                        p->path, NAME_SHOWN, name);
+                        p->path, NAME_SHOWN, key);
     }
     p->header->metadata[p->header->metadata_count++] =
-        (quay_safetensors_metadata){.key = name, .value = keep_text(p, value)};
+        (quay_safetensors_metadata){.key = keep_text(p, key), .value = keep_text(p, text)};
   }
-  return check_metadata_keys(p);
+  return QUAY_OK;
 }
 
 /* The three parts of a tensor's entry. */
 typedef struct entry {
-  const char *dtype, *shape, *offsets;
+  json_t *dtype, *shape, *offsets;
 } entry;
 
-static const char **part_named(entry *parts, const char *key) {
-  if (strcmp(key, "dtype") == 0)
-    return &parts->dtype;
-  if (strcmp(key, "shape") == 0)
-    return &parts->shape;
-  return strcmp(key, "data_offsets") == 0 ? &parts->offsets : NULL;
-}
-
-static quay_status split_entry(parser *p, const char *name, const char *object, entry *out) {
-  if (*object != '{') {
+static quay_status split_entry(const parser *p, const char *name, json_t *object, entry *out) {
+  if (!json_is_object(object)) {
     return FAIL(p, name, "is no object; it must be one of dtype, shape and data_offsets");
   }
-  *out = (entry){.dtype = NULL};
-  const char *unknown = NULL, *value;
-  for (const char *key = quay__json_first(object); key != NULL; key = quay__json_next(value)) {
-    value = quay__json_value_of(key);
-    const char *text = peek_text(p, key);
-    const char **part = part_named(out, text);
-    if (part == NULL) {
-      unknown = key;
-      continue;
-    }
-    if (*part != NULL)
-      return fail_twice(p, text, name);
-    *part = value;
-  }
+  *out = (entry){.dtype = json_object_get(object, "dtype"),
+                 .shape = json_object_get(object, "shape"),
+                 .offsets = json_object_get(object, "data_offsets")};
   if (out->dtype == NULL)
     return FAIL(p, name, "has no dtype");
   if (out->shape == NULL)
     return FAIL(p, name, "has no shape");
   if (out->offsets == NULL)
     return FAIL(p, name, "has no data_offsets");
-  if (unknown == NULL)
+  if (json_object_size(object) == 3)
     return QUAY_OK;
+  const char *key;
+  json_t *value;
+  json_object_foreach(object, key, value) {
+    if (value != out->dtype && value != out->shape && value != out->offsets)
+      break;
+  }
   return FAIL(p, name, "has an unknown key '%.*s'; dtype, shape and data_offsets are possible",
-              NAME_SHOWN, peek_text(p, unknown));
+              NAME_SHOWN, key);
 }
 
-static quay_status parse_dtype(parser *p, const char *name, const char *value,
+static quay_status parse_dtype(const parser *p, const char *name, const json_t *value,
                                quay_safetensors_tensor *tensor) {
-  if (*value != '"')
+  const char *text = json_string_value(value);
+  if (text == NULL)
     return FAIL(p, name, "has a dtype that is no string");
-  const char *text = peek_text(p, value);
   for (size_t i = 0; i < DTYPE_COUNT; ++i) {
     if (strcmp(dtypes[i].name, text) != 0)
       continue;
@@ -269,52 +250,45 @@ static quay_status parse_dtype(parser *p, const char *name, const char *value,
               NAME_SHOWN, text);
 }
 
-static size_t count_elements(const char *container) {
-  size_t count = 0;
-  for (const char *at = quay__json_first(container); at != NULL; at = quay__json_next(at))
-    ++count;
-  return count;
-}
-
-static quay_status parse_shape(parser *p, const char *name, const char *value,
+static quay_status parse_shape(parser *p, const char *name, const json_t *value,
                                quay_safetensors_tensor *tensor) {
-  if (*value != '[')
+  if (!json_is_array(value))
     return FAIL(p, name, "has a shape that is no array");
-  const size_t rank = count_elements(value);
+  const size_t rank = json_array_size(value);
   if (rank > QUAY_RANK_MAX) {
     return fail_tensor(p, QUAY_STATUS_UNSUPPORTED, name,
                        "has %zu dimensions; at most %d are possible", rank, QUAY_RANK_MAX);
   }
   tensor->rank = (int32_t)rank;
   tensor->shape = p->extent_end;
-  size_t i = 0;
-  for (const char *at = quay__json_first(value); at != NULL; at = quay__json_next(at), ++i) {
-    int64_t extent;
-    if (!quay__json_integer(at, &extent))
+  for (size_t i = 0; i < rank; ++i) {
+    const json_t *extent = json_array_get(value, i);
+    if (!json_is_integer(extent))
       return FAIL(p, name, "has a shape with an extent that is no integer, number %zu", i);
-    if (extent < 0) {
-      return FAIL(p, name, "has a negative extent, number %zu of its shape: %" PRId64, i, extent);
+    const json_int_t number = json_integer_value(extent);
+    if (number < 0) {
+      return FAIL(p, name, "has a negative extent, number %zu of its shape: %" JSON_INTEGER_FORMAT,
+                  i, number);
     }
-    *p->extent_end++ = extent;
+    *p->extent_end++ = number;
   }
   return QUAY_OK;
 }
 
-static quay_status parse_offsets(const parser *p, const char *name, const char *value,
+static quay_status parse_offsets(const parser *p, const char *name, const json_t *value,
                                  uint64_t *out_begin, uint64_t *out_end) {
-  if (*value != '[' || count_elements(value) != 2) {
+  if (!json_is_array(value) || json_array_size(value) != 2) {
     return FAIL(p, name, "has data_offsets that are no array of two integers");
   }
-  const char *first = quay__json_first(value);
-  int64_t begin, end;
-  if (!quay__json_integer(first, &begin) || !quay__json_integer(quay__json_next(first), &end)) {
+  const json_t *begin = json_array_get(value, 0), *end = json_array_get(value, 1);
+  if (!json_is_integer(begin) || !json_is_integer(end)) {
     return FAIL(p, name, "has data_offsets that are no integers");
   }
-  if (begin < 0 || end < 0) {
+  if (json_integer_value(begin) < 0 || json_integer_value(end) < 0) {
     return FAIL(p, name, "has negative data_offsets");
   }
-  *out_begin = (uint64_t)begin;
-  *out_end = (uint64_t)end;
+  *out_begin = (uint64_t)json_integer_value(begin);
+  *out_end = (uint64_t)json_integer_value(end);
   if (*out_begin > *out_end) {
     return FAIL(p, name, "has data_offsets that end before they begin: [%" PRIu64 ", %" PRIu64 "]",
                 *out_begin, *out_end);
@@ -328,7 +302,7 @@ static quay_status parse_offsets(const parser *p, const char *name, const char *
   return QUAY_OK;
 }
 
-static quay_status parse_tensor(parser *p, const char *name, const char *object) {
+static quay_status parse_tensor(parser *p, const char *name, json_t *object) {
   quay_safetensors_tensor tensor = {.name = NULL};
   entry parts = {.dtype = NULL};
   uint64_t begin = 0, end = 0, size = 0;
@@ -345,7 +319,7 @@ static quay_status parse_tensor(parser *p, const char *name, const char *object)
                 "]), but its shape and dtype %s take %" PRIu64,
                 end - begin, begin, end, tensor.dtype_name, size);
   }
-  tensor.name = name;
+  tensor.name = keep_text(p, name);
   tensor.offset = begin; /* from the start of the data until all are checked */
   tensor.size = size;
   p->header->tensors[p->header->count++] = tensor;
@@ -392,110 +366,71 @@ static quay_status check_layout(const parser *p) {
                     p->path, p->data_size - position, position, p->data_size);
 }
 
-static int compare_by_name(const void *left, const void *right, void *user) {
-  const quay_safetensors_tensor *tensors = user;
-  const uint32_t *a = left, *b = right;
-  return strcmp(tensors[*a].name, tensors[*b].name);
+typedef struct named_index {
+  const char *name;
+  size_t index;
+} named_index;
+
+static int compare_by_name(const void *left, const void *right) {
+  const named_index *a = left, *b = right;
+  return strcmp(a->name, b->name);
 }
 
-static void index_by_name(quay__safetensors_header *header) {
-  for (size_t i = 0; i < header->count; ++i)
-    header->by_name[i] = (uint32_t)i;
-  qsort_r(header->by_name, header->count, sizeof *header->by_name, compare_by_name,
-          header->tensors);
-}
-
-static quay_status fail_two_entries(const parser *p, const char *name) {
-  return quay__fail(QUAY_STATUS_MALFORMED, "'%s': the header has two entries named '%.*s'", p->path,
-                    NAME_SHOWN, name);
-}
-
-static quay_status check_names(const parser *p) {
-  const quay__safetensors_header *header = p->header;
-  for (size_t i = 1; i < header->count; ++i) {
-    const char *name = header->tensors[header->by_name[i]].name;
-    if (strcmp(header->tensors[header->by_name[i - 1]].name, name) == 0)
-      return fail_two_entries(p, name);
+static quay_status index_by_name(quay__safetensors_header *header) {
+  const size_t size = header->count * sizeof(named_index);
+  named_index *names = quay__os_malloc(size + 1);
+  if (names == NULL)
+    return quay__fail_out_of_memory(size, "the index of tensors");
+  for (size_t i = 0; i < header->count; ++i) {
+    names[i] = (named_index){.name = header->tensors[i].name, .index = i};
   }
+  qsort(names, header->count, sizeof *names, compare_by_name);
+  for (size_t i = 0; i < header->count; ++i)
+    header->by_name[i] = names[i].index;
+  quay__os_free(names);
   return QUAY_OK;
 }
 
-/* What the header holds, at most. */
-typedef struct room {
-  size_t entries, extents, pairs;
-} room;
-
-/* Counts elements without knowing yet whether the entry is a right one. */
-static void count_entry(parser *p, const char *object, room *out) {
-  const char *value;
-  for (const char *key = quay__json_first(object); key != NULL; key = quay__json_next(value)) {
-    value = quay__json_value_of(key);
-    ++out->pairs;
-    if (*value == '[' && strcmp(peek_text(p, key), "shape") == 0)
-      out->extents += count_elements(value);
-  }
-}
-
-static room count_all(parser *p, const char *json) {
-  room found = {.entries = 0};
-  size_t pairs = 0;
-  const char *value;
-  for (const char *key = quay__json_first(json); key != NULL; key = quay__json_next(value)) {
-    value = quay__json_value_of(key);
-    ++found.entries;
-    found.pairs = 0;
-    if (*value == '{')
-      count_entry(p, value, &found);
-    if (strcmp(peek_text(p, key), QUAY__SAFETENSORS_METADATA_KEY) == 0)
-      pairs = found.pairs;
-  }
-  found.pairs = pairs;
-  return found;
-}
-
 /* Room for all that the header can hold; nothing grows later. Counts are bounded by the size of the
- * JSON, so that the sums can't overflow and numbers of tensors fit into 32 bits. */
-static quay_status allocate(parser *p, const char *json, size_t json_size) {
-  quay__safetensors_header *header = p->header;
-  header->text = quay__os_malloc(json_size);
-  if (header->text == NULL)
-    return quay__fail_out_of_memory(json_size, "the names of tensors");
-  p->text_end = header->text;
-  const room needed = count_all(p, json);
-  header->tensors = quay__os_calloc(needed.entries + 1, sizeof *header->tensors);
-  header->by_name = quay__os_calloc(needed.entries + 1, sizeof *header->by_name);
-  header->metadata = quay__os_calloc(needed.pairs + 1, sizeof *header->metadata);
-  header->extents = quay__os_calloc(needed.extents + 1, sizeof *header->extents);
-  if (header->tensors == NULL || header->by_name == NULL || header->metadata == NULL ||
-      header->extents == NULL) {
-    return quay__fail_out_of_memory(needed.entries * sizeof *header->tensors,
-                                    "the list of tensors");
+ * JSON, so that the sums can't overflow. */
+static quay_status allocate(parser *p, json_t *root, size_t json_size) {
+  size_t extents = 0, pairs = 0;
+  const char *key;
+  json_t *value;
+  json_object_foreach(root, key, value) {
+    extents += json_array_size(json_object_get(value, "shape"));
+    if (strcmp(key, QUAY__SAFETENSORS_METADATA_KEY) == 0)
+      pairs = json_object_size(value);
   }
+  quay__safetensors_header *header = p->header;
+  const size_t count = json_object_size(root);
+  header->tensors = quay__os_calloc(count + 1, sizeof *header->tensors);
+  header->by_name = quay__os_calloc(count + 1, sizeof *header->by_name);
+  header->metadata = quay__os_calloc(pairs + 1, sizeof *header->metadata);
+  header->text = quay__os_malloc(json_size);
+  header->extents = quay__os_calloc(extents + 1, sizeof *header->extents);
+  if (header->tensors == NULL || header->by_name == NULL || header->metadata == NULL ||
+      header->text == NULL || header->extents == NULL) {
+    return quay__fail_out_of_memory(json_size, "the list of tensors");
+  }
+  p->text_end = header->text;
   p->extent_end = header->extents;
   return QUAY_OK;
 }
 
-static quay_status parse_entries(parser *p, const char *json) {
-  bool has_metadata = false;
-  const char *value;
-  for (const char *key = quay__json_first(json); key != NULL; key = quay__json_next(value)) {
-    value = quay__json_value_of(key);
-    if (strcmp(peek_text(p, key), QUAY__SAFETENSORS_METADATA_KEY) != 0) {
-      QUAY_TRY(parse_tensor(p, keep_text(p, key), value));
-      continue;
+static quay_status parse_entries(parser *p, json_t *root) {
+  const char *key;
+  json_t *value;
+  json_object_foreach(root, key, value) {
+    if (strcmp(key, QUAY__SAFETENSORS_METADATA_KEY) == 0) {
+      QUAY_TRY(parse_metadata(p, value));
+    } else {
+      QUAY_TRY(parse_tensor(p, key, value));
     }
-    if (has_metadata)
-      return fail_two_entries(p, QUAY__SAFETENSORS_METADATA_KEY);
-    has_metadata = true;
-    QUAY_TRY(parse_metadata(p, value));
   }
-  /* Names first: two tensors of one name often have the same bytes, too. */
-  index_by_name(p->header);
-  QUAY_TRY(check_names(p));
   qsort(p->header->tensors, p->header->count, sizeof *p->header->tensors, compare_by_data);
   QUAY_TRY(check_layout(p));
-  index_by_name(p->header);
-  return QUAY_OK;
+  return index_by_name(p->header);
 }
 
 quay_status quay__safetensors_header_parse(const char *path, const char *json, size_t size,
@@ -507,12 +442,14 @@ quay_status quay__safetensors_header_parse(const char *path, const char *json, s
   if (size == 0 || json[0] != '{') {
     return quay__fail(QUAY_STATUS_MALFORMED, "'%s': the header does not begin with '{'", path);
   }
-  quay__json_problem problem;
-  if (!quay__json_check(json, size, &problem))
-    return fail_json(&p, json, &problem);
-  quay_status status = allocate(&p, json, size);
+  json_error_t error;
+  json_t *root = json_loadb(json, size, JSON_REJECT_DUPLICATES, &error);
+  if (root == NULL)
+    return fail_json(&p, json, size, &error);
+  quay_status status = allocate(&p, root, size);
   if (status == QUAY_OK)
-    status = parse_entries(&p, json);
+    status = parse_entries(&p, root);
+  json_decref(root);
   if (status != QUAY_OK)
     quay__safetensors_header_free(out_header);
   return status;
@@ -532,7 +469,7 @@ bool quay__safetensors_header_find(const quay__safetensors_header *header, const
   size_t low = 0, high = header->count;
   while (low < high) {
     const size_t middle = low + (high - low) / 2;
-    const uint32_t index = header->by_name[middle];
+    const size_t index = header->by_name[middle];
     const int order = strcmp(name, header->tensors[index].name);
     if (order == 0) {
       *out_index = index;

@@ -15,7 +15,7 @@
 typedef struct quay__safetensors_header {
   quay_safetensors_tensor *tensors; /* in the order of their data */
   size_t count;
-  uint32_t *by_name; /* indices of tensors, by their names in the order of strcmp() */
+  size_t *by_name; /* indices of tensors, by their names in the order of strcmp() */
   quay_safetensors_metadata *metadata; /* in the order of the header */
   size_t metadata_count;
   char *text;

@@ -8,7 +8,6 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/os.h"
-#include "interop/json_reader.h"
 #include "interop/safetensors_header.h"
 
 /* The data begin at a multiple of this, in bytes: the largest element of the format. */
@@ -38,13 +37,33 @@ typedef struct writer {
   void *progress_user;
 } writer;
 
+/* Length of the UTF-8 character that `text` begins with; 0 if it begins with none (Unicode 15,
+ * table 3-7). */
+static size_t utf8_character(const unsigned char *text) {
+  const unsigned char first = text[0];
+  if (first < 0x80)
+    return 1;
+  if (first < 0xC2 || first > 0xF4)
+    return 0;
+  const size_t size = first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+  const unsigned char low = first == 0xE0 ? 0xA0 : first == 0xF0 ? 0x90 : 0x80;
+  const unsigned char high = first == 0xED ? 0x9F : first == 0xF4 ? 0x8F : 0xBF;
+  if (text[1] < low || text[1] > high)
+    return 0;
+  for (size_t i = 2; i < size; ++i) {
+    if ((text[i] & 0xC0) != 0x80)
+      return 0;
+  }
+  return size;
+}
+
 static bool is_utf8(const char *text) {
-  for (size_t rest = strlen(text); rest > 0;) {
-    const size_t size = quay__utf8_character(text, rest);
+  const unsigned char *next = (const unsigned char *)text;
+  while (*next != '\0') {
+    const size_t size = utf8_character(next);
     if (size == 0)
       return false;
-    text += size;
-    rest -= size;
+    next += size;
   }
   return true;
 }
