@@ -346,35 +346,52 @@ void quay__storage_release(quay__storage *storage) {
   }
 }
 
-static quay__storage *take_retired(void) {
+static quay__storage *pop_retired(void) {
   quay__stripe_acquire(&retired);
-  quay__storage *list = retired;
-  retired = NULL;
+  quay__storage *storage = retired;
+  if (storage != NULL)
+    retired = storage->next_retired;
   quay__stripe_release(&retired);
-  return list;
+  return storage;
 }
 
+static void put_back(quay__storage *list) {
+  while (list != NULL) {
+    quay__storage *storage = list;
+    list = storage->next_retired;
+    quay__stripe_acquire(&retired);
+    storage->next_retired = retired;
+    retired = storage;
+    quay__stripe_release(&retired);
+  }
+}
+
+static void end_retired(quay__storage *storage) {
+  atomic_fetch_sub_explicit(&retired_count, 1, memory_order_relaxed);
+  atomic_fetch_sub_explicit(&storage->allocator->statistics.pending_bytes, storage->size,
+                            memory_order_relaxed);
+  storage_destroy(storage, NULL, 0);
+}
+
+/* One at a time, so that threads that collect at once share the list. */
 uint64_t quay__storage_collect(void) {
   if (atomic_load_explicit(&retired_count, memory_order_relaxed) == 0)
     return 0;
   quay__error_state error;
   quay__error_save(&error);
   uint64_t bytes = 0;
-  quay__storage *list = take_retired();
-  while (list != NULL) {
-    quay__storage *storage = list;
-    list = storage->next_retired;
-    atomic_fetch_sub_explicit(&retired_count, 1, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&storage->allocator->statistics.pending_bytes, storage->size,
-                              memory_order_relaxed);
+  quay__storage *kept = NULL;
+  for (quay__storage *storage = pop_retired(); storage != NULL; storage = pop_retired()) {
     quay_event *pending[QUAY__HAZARD_RECORDS_MAX];
     if (quay__hazards_pending(storage, pending) != 0) {
-      retire(storage);
+      storage->next_retired = kept;
+      kept = storage;
     } else {
       bytes += storage->size;
-      storage_destroy(storage, NULL, 0);
+      end_retired(storage);
     }
   }
+  put_back(kept);
   quay__error_restore(&error);
   return bytes;
 }
