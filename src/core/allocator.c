@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/lifecycle.h"
 #include "core/os.h"
+#include "core/storage.h"
 #include "core/vtable.h"
 #include "layers/forward.h"
 
@@ -353,7 +354,7 @@ quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,
   quay_alloc_request request;
   quay_status status = quay__alloc_request_make(resolved, size, options, &request);
   if (status == QUAY_OK)
-    status = quay__alloc(resolved, &request, out_raw);
+    status = quay__alloc_reaping(resolved, &request, out_raw);
   quay_allocator_release(resolved);
   return status;
 }

@@ -110,7 +110,21 @@ static bool out_of_memory(quay_status status) {
          status == QUAY_STATUS_LIMIT_EXCEEDED;
 }
 
-/* One attempt, with one more after retired memory came back. */
+quay_status quay__alloc_reaping(quay_allocator *allocator, const quay_alloc_request *request,
+                                quay_raw_buffer *out_raw) {
+  quay__error_state before;
+  const bool can_collect = atomic_load_explicit(&retired_count, memory_order_relaxed) != 0;
+  if (can_collect)
+    quay__error_save(&before);
+  quay_status status = quay__alloc(allocator, request, out_raw);
+  if (!out_of_memory(status) || !can_collect || quay__storage_collect() == 0)
+    return status;
+  status = quay__alloc(allocator, request, out_raw);
+  if (status == QUAY_OK)
+    quay__error_restore(&before);
+  return status;
+}
+
 static quay_status allocate_raw(const quay__storage *storage, quay_stream *stream,
                                 quay_raw_buffer *out_raw) {
   const quay_alloc_request request = {
@@ -122,17 +136,7 @@ static quay_status allocate_raw(const quay__storage *storage, quay_stream *strea
       .stream = stream,
   };
   QUAY_TRY(quay__device_check(storage->allocator->device));
-  quay__error_state before;
-  const bool can_collect = atomic_load_explicit(&retired_count, memory_order_relaxed) != 0;
-  if (can_collect)
-    quay__error_save(&before);
-  quay_status status = quay__alloc(storage->allocator, &request, out_raw);
-  if (!out_of_memory(status) || !can_collect || quay__storage_collect() == 0)
-    return status;
-  status = quay__alloc(storage->allocator, &request, out_raw);
-  if (status == QUAY_OK)
-    quay__error_restore(&before);
-  return status;
+  return quay__alloc_reaping(storage->allocator, &request, out_raw);
 }
 
 /* Allocates into local variables; the storage changes only in publish(). */

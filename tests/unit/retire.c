@@ -195,6 +195,17 @@ Test(retire_little, allocation_fails_rather_than_wait) {
   close_device();
 }
 
+Test(retire_little, raw_buffers_reap_as_well) {
+  open_options(&(late_options){.mode = LATE_MANUAL, .device_bytes = 2 * SIZE});
+  quay_raw_buffer raw;
+  drop();
+  MUST_FAIL(quay_allocator_alloc(device, 2 * SIZE, NULL, &raw), OUT_OF_DEVICE_MEMORY);
+  late_run_all();
+  MUST(quay_allocator_alloc(device, 2 * SIZE, NULL, &raw));
+  quay_raw_buffer_free(&raw);
+  close_device();
+}
+
 Test(retire_little, lazy_buffers_reap_as_well) {
   open_options(&(late_options){.mode = LATE_MANUAL, .device_bytes = 2 * SIZE});
   quay_buffer *lazy = NULL;
