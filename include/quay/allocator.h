@@ -28,7 +28,10 @@ typedef struct quay_alloc_options {
   /* The memory can be handed to another process (UNSUPPORTED where it can't). */
   bool exportable;
   /* Allocated in the order of this stream: work submitted to it later may use the memory at once.
-   * NULL: usable everywhere on return. Must be a stream of the allocator's device. */
+   * Of a buffer, uses on other streams and by the host wait for that point; of a raw buffer that is
+   * the caller's to do. NULL: usable everywhere on return. Must be a stream of the allocator's
+   * device.
+   */
   quay_stream *stream;
 } quay_alloc_options;
 
