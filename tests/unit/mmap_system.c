@@ -567,6 +567,16 @@ Test(mmap_system, a_save_that_cannot_reserve_leaves_the_old_file) {
   expect_save_fails(&fake.reserve_error, ENOSPC, "ENOSPC");
 }
 
+Test(mmap_system, opening_on_a_full_directory_says_that_the_directory_was_probed) {
+  char spec[4200];
+  quay_allocator *allocator = NULL;
+  snprintf(spec, sizeof spec, "mmap:%s", test_directory());
+  atomic_store(&fake.reserve_error, ENOSPC);
+  test_expect_error(quay_allocator_open(spec, &allocator), QUAY_STATUS_IO, "ENOSPC",
+                    "the directory was probed with 1 byte when \"mmap:");
+  cr_expect_null(allocator);
+}
+
 Test(mmap_system, a_save_that_cannot_write_leaves_the_old_file) {
   expect_save_fails(&fake.write_error, EDQUOT, "EDQUOT");
 }
