@@ -3,7 +3,13 @@
  * Copies to and from a mapped file read and write the file itself, with several readers, and leave
  * the mapping alone; a file that was truncated behind the map is an I/O error there. What the
  * program does through a host pointer is its own: touching a page past the end of a truncated file
- * raises SIGBUS.
+ * raises SIGBUS. A file that has grown behind the map is no error: every mapped byte is still where
+ * it was, so that reads, writes and copies of the window are right; what was added is not seen until
+ * the file is mapped again.
+ *
+ * Each mapped file holds one descriptor until its last buffer is gone, for those copies; mappings
+ * that are shared (see quay_map_file()) share it. With the usual limit of 1024 (ulimit -n) some
+ * thousand files can be mapped at a time; the next one is an I/O error, EMFILE.
  *
  * Mapped buffers are owned by the process's file allocator, on the host device. */
 #ifndef QUAY_MMAP_H
