@@ -8,7 +8,7 @@
  * the file is mapped again.
  *
  * Each mapped file holds one descriptor until its last buffer is gone, for those copies; mappings
- * that are shared (see quay_map_file()) share it. With the usual limit of 1024 (ulimit -n) some
+ * that are shared (see quay_map_file()) share it. With the usual limit of 1024 (ulimit -n) about a
  * thousand files can be mapped at a time; the next one is an I/O error, EMFILE.
  *
  * Mapped buffers are owned by the process's file allocator, on the host device. */
