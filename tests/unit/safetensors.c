@@ -226,6 +226,11 @@ Test(safetensors, open_refuses_a_key_that_stands_twice_in_a_tensor) {
   EXPECT_MALFORMED("'dtype' stands twice", "'a'");
 }
 
+Test(safetensors, open_refuses_two_entries_of_metadata) {
+  write_file("{\"__metadata__\":{},\"__metadata__\":{}}", 0);
+  EXPECT_MALFORMED("two entries named '__metadata__'");
+}
+
 Test(safetensors, open_refuses_metadata_keys_that_stand_twice) {
   write_file("{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0);
   EXPECT_MALFORMED("'k' stands twice", "'__metadata__'");
