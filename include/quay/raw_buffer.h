@@ -154,13 +154,15 @@ QUAY_API quay_memory_kind quay_raw_buffer_kind(const quay_raw_buffer *raw);
 QUAY_API bool quay_raw_buffer_host_accessible(const quay_raw_buffer *raw);
 
 /* The host's address of the first byte. Never NULL, for a size of 0 too. Waits for nothing.
- * Errors: INVALID_ARGUMENT (NULL), NOT_ALLOCATED (a zeroed one), NOT_HOST_ACCESSIBLE, STALE.
+ * Errors: INVALID_ARGUMENT (NULL), NOT_ALLOCATED (a zeroed one), NOT_HOST_ACCESSIBLE,
+ * DEVICE_LOST. Not found is that the device was reset since: a raw buffer knows no generation.
  * Thread-safety: see above. */
 QUAY_API QUAY_NODISCARD quay_status quay_raw_buffer_host_pointer(const quay_raw_buffer *raw,
                                                                  void **out_pointer);
 
 /* The address of the first byte in its own device's address space (a CUdeviceptr, a host address).
- * Errors: INVALID_ARGUMENT (NULL), NOT_ALLOCATED, UNSUPPORTED where memory has no address, STALE.
+ * Errors: INVALID_ARGUMENT (NULL), NOT_ALLOCATED, UNSUPPORTED where memory has no address,
+ * DEVICE_LOST. Not found is that the device was reset since: a raw buffer knows no generation.
  * Thread-safety: see above. */
 QUAY_API QUAY_NODISCARD quay_status quay_raw_buffer_address(const quay_raw_buffer *raw,
                                                             uint64_t *out_address);

@@ -94,12 +94,14 @@ static quay_status check(const char *function, const quay_raw_buffer *raw, const
 quay_status quay_raw_buffer_host_pointer(const quay_raw_buffer *raw, void **out_pointer) {
   QUAY_TRY(check("quay_raw_buffer_host_pointer", raw, (const void *)out_pointer));
   *out_pointer = NULL;
+  QUAY_TRY(quay__device_check(raw->owner->device));
   return raw->owner->vtable.host_pointer(raw->owner, raw, out_pointer);
 }
 
 quay_status quay_raw_buffer_address(const quay_raw_buffer *raw, uint64_t *out_address) {
   QUAY_TRY(check("quay_raw_buffer_address", raw, out_address));
   *out_address = 0;
+  QUAY_TRY(quay__device_check(raw->owner->device));
   return raw->owner->vtable.address(raw->owner, raw, out_address);
 }
 
