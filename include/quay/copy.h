@@ -6,7 +6,11 @@
  * destination that is lazy is allocated.
  *
  * If a copy fails while it is under way (a truncated file, a lost device) the destination's bytes
- * are undefined; the error says so.
+ * are undefined, and the error says so; where it does not, they are as they were.
+ *
+ * A copy or fill of more than 1 MiB may be shared by several threads, and is INVALID_ARGUMENT
+ * before it begins if the environment variable QUAY_COPY_THREADS holds no number from 1 to 1024;
+ * one that is staged, too, if QUAY_STAGING_BYTES holds no size of at least 64 KiB.
  *
  * Thread-safety of all functions here: any thread; the bytes are the caller's to synchronise. */
 #ifndef QUAY_COPY_H
@@ -56,9 +60,10 @@ typedef struct quay_copy_options {
   quay_stream *stream;
   /* Fail with UNSUPPORTED rather than stage through host memory. */
   bool forbid_staging;
-  /* At most this many bytes of staging; 0: the process's budget. */
+  /* At most this many bytes of staging, 4096 or more; 0: the process's budget. */
   uint64_t max_staging_bytes;
-  /* At most this many threads; 0: the process's. */
+  /* At most this many threads, the caller's included; never more than the process's, which 0 stands
+   * for. */
   uint32_t max_threads;
   quay_progress_callback progress;
   void *progress_user;
@@ -96,8 +101,8 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_from(quay_buffer *destinati
  * destination window. `options` NULL means the defaults.
  * Further errors: OUT_OF_RANGE (either range reaches outside its window, also by wrapping around);
  * UNSUPPORTED (staging was forbidden and is needed); CANCELLED; INVALID_ARGUMENT (a stream that is
- * of neither side's device, nor of the host); with a stream BUSY (a conflicting access is open on
- * another one). */
+ * of neither side's device, nor of the host; max_staging_bytes from 1 to 4095); with a stream BUSY
+ * (a conflicting access is open on another one). */
 QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_region(quay_buffer *destination,
                                                             uint64_t destination_offset,
                                                             const quay_buffer *source,

@@ -13,6 +13,11 @@
 #include "core/storage.h"
 #include "core/thread.h"
 
+/* Staging with less would move bytes one by one. */
+enum {
+  STAGING_LEAST = 4096
+};
+
 const char *quay_route_name(quay_route route) {
   switch (route) {
   case QUAY_ROUTE_NONE:
@@ -59,12 +64,12 @@ static unsigned char *plain_destination(const quay_buffer *destination) {
 }
 
 /* The two may overlap: windows of one storage, or the caller's pointer into a buffer. */
-static void move_host(void *destination, const void *source, uint64_t size) {
-  if (size > QUAY__HOST_COPY_SMALL) {
-    quay__host_move(destination, source, size, 0);
-  } else if (size != 0) {
+static quay_status move_host(void *destination, const void *source, uint64_t size) {
+  if (size > QUAY__HOST_COPY_SMALL)
+    return quay__host_try_move(destination, source, size);
+  if (size != 0)
     memmove(destination, source, size);
-  }
+  return QUAY_OK;
 }
 
 static quay_status size_mismatch(const char *function, uint64_t size, uint64_t wanted) {
@@ -85,11 +90,13 @@ static quay_status copy_in_slowly(quay_buffer *destination, const void *source, 
   QUAY_TRY(quay__storage_make_writable(storage));
   if (size == 0)
     return QUAY_OK;
+  QUAY_TRY(quay__copy_check_threads(size));
   QUAY_TRY(quay__hazards_wait(storage, destination->offset, size, QUAY_WRITE));
   quay_allocator *allocator = storage->allocator;
+  quay__copy_enter();
   const quay_status status =
       allocator->vtable.copy_in(allocator, &storage->raw, destination->offset, source, size);
-  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(quay__copy_may_have_moved(status));
 }
 
 quay_status quay_buffer_copy_in(quay_buffer *destination, const void *source, uint64_t size) {
@@ -103,8 +110,7 @@ quay_status quay_buffer_copy_in(quay_buffer *destination, const void *source, ui
   unsigned char *to = plain_destination(destination);
   if (to == NULL)
     return copy_in_slowly(destination, source, size);
-  move_host(to, source, size);
-  return QUAY_OK;
+  return move_host(to, source, size);
 }
 
 static quay_status copy_out_slowly(const quay_buffer *source, void *destination, uint64_t size) {
@@ -112,11 +118,13 @@ static quay_status copy_out_slowly(const quay_buffer *source, void *destination,
   QUAY_TRY(quay__storage_check_readable(storage));
   if (size == 0)
     return QUAY_OK;
+  QUAY_TRY(quay__copy_check_threads(size));
   QUAY_TRY(quay__hazards_wait(storage, source->offset, size, QUAY_READ));
   quay_allocator *allocator = storage->allocator;
+  quay__copy_enter();
   const quay_status status =
       allocator->vtable.copy_out(allocator, &storage->raw, source->offset, destination, size);
-  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(quay__copy_may_have_moved(status));
 }
 
 quay_status quay_buffer_copy_out(const quay_buffer *source, void *destination, uint64_t size) {
@@ -129,8 +137,7 @@ quay_status quay_buffer_copy_out(const quay_buffer *source, void *destination, u
   const unsigned char *from = plain_source(source);
   if (from == NULL)
     return copy_out_slowly(source, destination, size);
-  move_host(destination, from, size);
-  return QUAY_OK;
+  return move_host(destination, from, size);
 }
 
 static quay__side side_of(const quay_buffer *buffer, uint64_t offset) {
@@ -180,7 +187,9 @@ static quay_status copy_slowly(quay_buffer *destination, uint64_t destination_of
   }
   QUAY_TRY(quay__hazards_wait(source->storage, from.side.offset, size, QUAY_READ));
   QUAY_TRY(quay__hazards_wait(destination->storage, to.side.offset, size, QUAY_WRITE));
-  return quay__route_copy(&to.side, &from.side, size, options);
+  bool moved = false;
+  const quay_status status = quay__route_copy(&to.side, &from.side, size, options, &moved);
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(moved);
 }
 
 quay_status quay_buffer_copy_from(quay_buffer *destination, const quay_buffer *source) {
@@ -194,8 +203,7 @@ quay_status quay_buffer_copy_from(quay_buffer *destination, const quay_buffer *s
   const unsigned char *from = plain_source(source);
   if (to == NULL || from == NULL)
     return copy_slowly(destination, 0, source, 0, size, NULL);
-  move_host(to, from, size);
-  return QUAY_OK;
+  return move_host(to, from, size);
 }
 
 static quay_status check_region(const char *function, const char *side, const quay_buffer *buffer,
@@ -231,10 +239,22 @@ static quay_status check_stream(const char *function, const quay_buffer *destina
       destination->storage->allocator->device->name);
 }
 
+static quay_status check_options(const char *function, const quay_copy_options *options) {
+  if (options == NULL || options->max_staging_bytes == 0 ||
+      options->max_staging_bytes >= STAGING_LEAST) {
+    return QUAY_OK;
+  }
+  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                    "%s: max_staging_bytes is %llu; it must be 0, for the process's budget, or at "
+                    "least %d",
+                    function, (unsigned long long)options->max_staging_bytes, STAGING_LEAST);
+}
+
 static quay_status check_copy(const char *function, const quay_buffer *destination,
                               uint64_t destination_offset, const quay_buffer *source,
                               uint64_t source_offset, uint64_t size,
                               const quay_copy_options *options) {
+  QUAY_TRY(check_options(function, options));
   QUAY_TRY(check_stream(function, destination, source, options));
   QUAY_TRY(check_region(function, "destination", destination, destination_offset, size));
   return check_region(function, "source", source, source_offset, size);
@@ -253,8 +273,7 @@ quay_status quay_buffer_copy_region(quay_buffer *destination, uint64_t destinati
   if (from == NULL) {
     return copy_slowly(destination, destination_offset, source, source_offset, size, options);
   }
-  move_host(to + destination_offset, from + source_offset, size);
-  return QUAY_OK;
+  return move_host(to + destination_offset, from + source_offset, size);
 }
 
 quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_offset,
@@ -292,10 +311,12 @@ static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t 
     QUAY_TRY(check_open(&side, buffer->size, QUAY_WRITE, stream));
     QUAY_TRY(quay_stream_synchronize(stream));
   }
+  QUAY_TRY(quay__copy_check_threads(buffer->size));
   QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, QUAY_WRITE));
+  quay__copy_enter();
   const quay_status status = allocator->vtable.fill(allocator, &storage->raw, buffer->offset,
                                                     buffer->size, pattern, pattern_size);
-  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(quay__copy_may_have_moved(status));
 }
 
 static quay_status check_fill(const char *function, const quay_buffer *buffer,
@@ -320,9 +341,7 @@ quay_status quay_buffer_fill(quay_buffer *buffer, const void *pattern, size_t pa
   unsigned char *to = plain_destination(buffer);
   if (to == NULL)
     return fill_slowly(buffer, pattern, pattern_size, NULL);
-  if (buffer->size != 0)
-    quay__host_fill(to, buffer->size, pattern, pattern_size);
-  return QUAY_OK;
+  return buffer->size != 0 ? quay__host_try_fill(to, buffer->size, pattern, pattern_size) : QUAY_OK;
 }
 
 quay_status quay_buffer_fill_on(quay_buffer *buffer, const void *pattern, size_t pattern_size,

@@ -133,6 +133,7 @@ static void close_uses(submission *s, quay_event *event) {
 /* Opens the uses and makes the stream wait for what conflicts with them. On error nothing is open.
  */
 static quay_status open_uses(submission *s) {
+  quay__copy_enter();
   sort_uses(s);
   s->id = quay__next_id();
   quay_status status = QUAY_OK;
@@ -151,7 +152,7 @@ static quay_status open_uses(submission *s) {
 static quay_status end(submission *s, quay_status submitted) {
   quay__error_state error;
   if (submitted != QUAY_OK) {
-    (void)quay__copy_failed_midway();
+    (void)quay__copy_failed(quay__copy_may_have_moved(submitted));
     quay__error_save(&error);
   }
   quay_event *event = NULL;

@@ -10,7 +10,8 @@
 #include <sys/mman.h>
 
 #include "core/checked.h"
-#include "core/environment.h"
+#include "core/copy_route.h"
+#include "core/copy_threads.h"
 #include "core/error.h"
 #include "core/host_copy.h"
 #include "core/os.h"
@@ -332,25 +333,35 @@ void quay__mmap_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mod
   (void)allocator;
   if (size < PARALLEL_MIN || mode != QUAY_READ)
     return;
-  /* A bad $QUAY_COPY_THREADS is an error of the copy, not of the plan. */
+  /* The router has reported a bad $QUAY_COPY_THREADS. */
   quay__error_state before;
   quay__error_save(&before);
   uint32_t threads = 1;
-  if (quay__environment_copy_threads(&threads) != QUAY_OK)
+  if (quay__copy_threads(&threads) != QUAY_OK)
     quay__error_restore(&before);
   out_info->chunk = piece_of(size, threads);
   out_info->threads = (uint32_t)quay__min(threads, (size - 1) / out_info->chunk + 1);
 }
 
-static quay_status transfer_in_pieces(transfer *job) {
-  uint32_t threads = 1;
-  QUAY_TRY(quay__environment_copy_threads(&threads));
+static quay_status transfer_in_pieces(transfer *job, uint32_t threads) {
   const uint64_t piece = piece_of(job->size, threads);
   job->piece = piece;
   job->head = head_of(job);
   const uint64_t body = job->size - quay__min(job->head, job->size);
   const uint64_t count = quay__max((body + piece - 1) / piece, 1);
   return quay__workers_run(threads, count, transfer_piece, job);
+}
+
+/* What can be told before the first byte has moved. */
+static quay_status check_before(const transfer *job, uint32_t *out_threads) {
+  quay_status status = quay__copy_threads(out_threads);
+  if (status == QUAY_OK && job->other != NULL)
+    status = quay__mapping_check_size(job->other);
+  if (status == QUAY_OK)
+    status = quay__mapping_check_size(job->mapping);
+  if (status != QUAY_OK)
+    quay__copy_refused();
+  return status;
 }
 
 /* Moves the whole range, then looks whether the file is still what it was: the last page of one
@@ -360,7 +371,10 @@ static quay_status transfer_run(transfer *job) {
   const bool splits =
       job->move != write_file && job->move != read_plain && job->move != write_plain;
   const bool large = job->size >= PARALLEL_MIN;
-  QUAY_TRY(splits && large ? transfer_in_pieces(job) : transfer_range(job, 0, job->size));
+  uint32_t threads = 1;
+  if (large)
+    QUAY_TRY(check_before(job, &threads));
+  QUAY_TRY(splits && large ? transfer_in_pieces(job, threads) : transfer_range(job, 0, job->size));
   if (job->other != NULL)
     QUAY_TRY(quay__mapping_check_size(job->other));
   return quay__mapping_check_size(job->mapping);
@@ -448,8 +462,10 @@ static bool overlaps(const within *job, bool *out_backwards) {
 static quay_status copy_bounced(const within *job, bool backwards) {
   const uint64_t chunk = quay__min(job->size, BOUNCE_SIZE);
   unsigned char *bounce = quay__os_malloc(chunk);
-  if (bounce == NULL)
+  if (bounce == NULL) {
+    quay__copy_refused();
     return quay__fail_out_of_memory(chunk, "a copy between two files");
+  }
   quay_status status = QUAY_OK;
   for (uint64_t done = 0; done < job->size && status == QUAY_OK;) {
     const uint64_t step = quay__min(chunk, job->size - done);
@@ -509,8 +525,10 @@ quay_status quay__mmap_fill(quay_allocator *allocator, quay_raw_buffer *raw, uin
   }
   const uint64_t chunk = quay__min(size, FILL_SIZE); /* a whole number of patterns */
   unsigned char *filled = quay__os_malloc(chunk);
-  if (filled == NULL)
+  if (filled == NULL) {
+    quay__copy_refused();
     return quay__fail_out_of_memory(chunk, "filling a file");
+  }
   quay__host_fill(filled, chunk, pattern, pattern_size);
   quay_status status = QUAY_OK;
   for (uint64_t done = 0; done < size && status == QUAY_OK; done += chunk) {

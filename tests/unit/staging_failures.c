@@ -38,9 +38,14 @@ static void check_leg(const char *to, const char *from, bool source_fails, int n
   MUST_FAIL(copy_sides(&two, options), IO);
   const quay_error *error = quay_last_error();
   cr_assert_str_eq(error->backend, "fault");
-  cr_assert_not_null(strstr(error->message, "undefined"), "%s", error->message);
-  cr_assert_null(strstr(strstr(error->message, "undefined") + 1, "undefined"), "%s",
-                 error->message);
+  /* Nothing has arrived if the first chunk can't be read; of later ones the helper may be early. */
+  const char *undefined = strstr(error->message, "undefined");
+  if (!source_fails || (nth > 1 && options->max_threads == 1)) {
+    cr_assert_not_null(undefined, "%s", error->message);
+    cr_assert_null(strstr(undefined + 1, "undefined"), "%s", error->message);
+  } else if (nth == 1) {
+    cr_assert_null(undefined, "%s", error->message);
+  }
   quay_fault_counts counts;
   MUST(quay_fault_get_counts(faulty, &counts));
   cr_assert_eq(counts.failed, 1u);
