@@ -6,8 +6,9 @@
  *
  * Move-only by convention: assigning the structure moves it, and the source must then be zeroed
  * (quay_raw_buffer_move() does both). A zeroed raw buffer holds nothing; freeing it is a no-op, so
- * freeing twice through the same variable is harmless. Freeing two copies is not: the track layer
- * finds it.
+ * freeing twice through the same variable is harmless. Freeing two copies is undefined: with a
+ * track layer in the owner the second free is refused and logged, adopted memory's too; without one
+ * nobody notices.
  *
  * Thread-safety of all functions here: the structure and the bytes are the caller's to
  * synchronise; different raw buffers of one allocator may be used from different threads at once.
