@@ -148,9 +148,14 @@ private:
   void *mapped_;
 };
 
-void copy_mapped(char *to, const Mapping &mapping, std::int64_t size, int threads) {
+// With pieces as large as each thread's part memcpy() uses streaming stores if it holds them large.
+void copy_mapped(char *to, const Mapping &mapping, std::int64_t size, int threads,
+                 std::int64_t piece) {
   in_parts(size, threads, [&](std::int64_t offset, std::int64_t part) {
-    std::memcpy(to + offset, mapping.data() + offset, static_cast<std::size_t>(part));
+    for (const std::int64_t end = offset + part; offset < end; offset += piece) {
+      const auto bytes = static_cast<std::size_t>(std::min(piece, end - offset));
+      std::memcpy(to + offset, mapping.data() + offset, bytes);
+    }
   });
 }
 
@@ -159,7 +164,7 @@ void memcpy_from_mapping(benchmark::State &state) {
   const Memory memory(static_cast<std::size_t>(file.size()));
   const Mapping mapping(file);
   for (auto _ : state)
-    copy_mapped(memory.data(), mapping, file.size(), static_cast<int>(state.range(0)));
+    copy_mapped(memory.data(), mapping, file.size(), static_cast<int>(state.range(0)), 4 * MiB);
   set_bytes(state, file.size());
 }
 
@@ -168,7 +173,7 @@ void memcpy_from_mapping_made_anew(benchmark::State &state) {
   const Memory memory(static_cast<std::size_t>(file.size()));
   for (auto _ : state) {
     const Mapping mapping(file);
-    copy_mapped(memory.data(), mapping, file.size(), static_cast<int>(state.range(0)));
+    copy_mapped(memory.data(), mapping, file.size(), static_cast<int>(state.range(0)), 4 * MiB);
   }
   set_bytes(state, file.size());
 }
@@ -200,6 +205,7 @@ public:
     measure(WARM, &Rounds::quay_warm);
     measure(PREAD, &Rounds::pread_pieces);
     measure(MEMCPY_WARM, &Rounds::memcpy_warm);
+    measure(MEMCPY_WHOLE, &Rounds::memcpy_whole);
     measure(ANEW, &Rounds::quay_anew);
     measure(MEMCPY_ANEW, &Rounds::memcpy_anew);
   }
@@ -207,15 +213,19 @@ public:
   void report(benchmark::State &state) const {
     const double pread = median(rates_[PREAD]);
     const double memcpy_warm = median(rates_[MEMCPY_WARM]);
+    const double memcpy_whole = median(rates_[MEMCPY_WHOLE]);
     const double memcpy_anew = median(rates_[MEMCPY_ANEW]);
     state.counters["quay"] = median(rates_[WARM]);
     state.counters["quay_anew"] = median(rates_[ANEW]);
     state.counters["pread"] = pread;
     state.counters["memcpy"] = memcpy_warm;
+    state.counters["memcpy_whole"] = memcpy_whole;
     state.counters["memcpy_anew"] = memcpy_anew;
     state.counters["ratio"] = median(rates_[WARM]) / std::max(pread, memcpy_warm);
+    state.counters["ratio_whole"] = median(rates_[WARM]) / std::max(pread, memcpy_whole);
     state.counters["ratio_anew"] = median(rates_[ANEW]) / std::max(pread, memcpy_anew);
     state.counters["ratio_by_round"] = median_of_ratios(WARM, MEMCPY_WARM);
+    state.counters["ratio_whole_by_round"] = median_of_ratios(WARM, MEMCPY_WHOLE);
     state.counters["ratio_anew_by_round"] = median_of_ratios(ANEW, MEMCPY_ANEW);
   }
 
@@ -261,11 +271,14 @@ private:
     });
   }
   void memcpy_warm() {
-    copy_mapped(memory(), mapping_, file_.size(), threads_);
+    copy_mapped(memory(), mapping_, file_.size(), threads_, 4 * MiB);
+  }
+  void memcpy_whole() {
+    copy_mapped(memory(), mapping_, file_.size(), threads_, file_.size());
   }
   void memcpy_anew() {
     const Mapping mapping(file_);
-    copy_mapped(memory(), mapping, file_.size(), threads_);
+    copy_mapped(memory(), mapping, file_.size(), threads_, 4 * MiB);
   }
 
   int threads_;

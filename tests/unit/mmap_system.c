@@ -13,6 +13,7 @@
 
 #include "core/os.h"
 #include "support/files.h"
+#include "support/skip.h"
 
 #define MIB (UINT64_C(1) << 20)
 
