@@ -235,6 +235,7 @@ private:
     ANEW,
     PREAD,
     MEMCPY_WARM,
+    MEMCPY_WHOLE,
     MEMCPY_ANEW,
     WAYS
   };
