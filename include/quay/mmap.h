@@ -4,14 +4,14 @@
  * touch the mapping; a file that was truncated behind the map is an I/O error there. What the
  * program does through a host pointer is its own: touching a page past the end of a truncated file
  * raises SIGBUS. A file that has grown behind the map is no error: every mapped byte is still where
- * it was, so that reads, writes and copies of the window are right; what was added is not seen until
- * the file is mapped again.
+ * it was, so that reads, writes and copies of the window are right; what was added is not seen
+ * until the file is mapped again.
  *
  * To read faster, copies of 8 MiB and more out of read-only and shared mappings may enter pages of
  * the file that are in the page cache into the mapping. These count as resident memory of the
- * process, clean and reclaimable, at most a quarter of the machine's memory over all mappings, until
- * the mapping goes or quay_buffer_advise() with DONT_NEED takes them out; a program that reads a
- * large file once does so window by window behind its copies.
+ * process, clean and reclaimable, at most a quarter of the machine's memory over all mappings,
+ * until the mapping goes or quay_buffer_advise() with DONT_NEED takes them out; a program that
+ * reads a large file once does so window by window behind its copies.
  *
  * Each mapped file holds one descriptor until its last buffer is gone, for those copies; mappings
  * that are shared (see quay_map_file()) share it. With the usual limit of 1024 (ulimit -n) about a
