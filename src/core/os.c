@@ -209,11 +209,11 @@ static bool proc_value(const char *text, const char *key, uint64_t *out_bytes) {
   const char *at = strstr(text, key);
   if (at == NULL)
     return false;
-  unsigned long long kilobytes;
-  if (sscanf(at + strlen(key), " %llu", &kilobytes) != 1)
-    return false;
+  const char *const digits = at + strlen(key);
+  char *end;
+  const unsigned long long kilobytes = strtoull(digits, &end, 10);
   *out_bytes = (uint64_t)kilobytes * 1024;
-  return true;
+  return end != digits;
 }
 
 /* The head of a file of /proc or /sys as text; false if it can't be read. */

@@ -304,7 +304,7 @@ static quay_status parse_kinds(const quay_spec_args *args, fault_layer *layer) {
 /* Whether `lower` is `upper` in lower case. Not by <ctype.h>, which follows the locale. */
 static bool is_lower_case_of(const char *lower, const char *upper) {
   for (; *upper != '\0'; lower++, upper++) {
-    const char expected = *upper >= 'A' && *upper <= 'Z' ? (char)(*upper - 'A' + 'a') : *upper;
+    const int expected = *upper >= 'A' && *upper <= 'Z' ? *upper - 'A' + 'a' : *upper;
     if (*lower != expected) {
       return false;
     }

@@ -287,7 +287,7 @@ static void describe_finding(const track_finding *finding,
   if (finding->verdict != TRACK_FOREIGN) {
     quay__track_describe(&finding->block, text);
   }
-  snprintf(out_text, 2 * QUAY__TRACK_TEXT_SIZE,
+  snprintf(out_text, (size_t)2 * QUAY__TRACK_TEXT_SIZE,
            "raw buffer of %" PRIu64 " bytes at 0x%" PRIx64 ": %s%s%s", identity->size,
            identity->key.addressed ? identity->key.value : 0, explain(finding->verdict),
            finding->verdict != TRACK_FOREIGN ? " " : "", text);
@@ -327,7 +327,7 @@ static track_finding look_up(quay_allocator *allocator, const quay_raw_buffer *r
   if (entry != NULL) {
     finding.block = quay__track_block_of(entry);
   }
-  if (out_entry != NULL && finding.verdict == TRACK_LIVE) {
+  if (out_entry != NULL && entry != NULL && finding.verdict == TRACK_LIVE) {
     forget(layer, &layer->live, entry);
     *out_entry = entry;
   }

@@ -130,9 +130,10 @@ void quay__populated_drop(const quay__mapping *mapping, uint64_t offset, uint64_
   const uint64_t start = offset - mapping->offset;
   for (uint64_t piece = start / PIECE; piece <= (start + size - 1) / PIECE; ++piece) {
     /* A window may begin or end within a piece, but the whole of it was populated. */
-    if (give_up(populated, piece))
+    if (give_up(populated, piece)) {
       (void)quay__os_madvise(mapping->address + piece * PIECE, bytes_in(mapping, piece),
                              MADV_DONTNEED);
+    }
   }
 }
 
