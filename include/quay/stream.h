@@ -155,8 +155,9 @@ QUAY_API QUAY_NODISCARD quay_status quay_access_begin(quay_stream *stream, const
 
 /* Closes an access: records one event for all its uses and gives the storages back. To be called
  * after the launch, and after a launch that failed. A zeroed access is a no-op.
- * Errors: DEVICE_LOST; the access is closed all the same.
- * Thread-safety: the access is the caller's to synchronise; any thread. */
+ * Errors: DEVICE_LOST; the access is closed all the same. INVALID_ARGUMENT (a copy of the access
+ * that was opened; nothing is closed). Thread-safety: the access is the caller's to synchronise;
+ * any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_access_end(quay_access *access);
 
 /* The stream of the last recorded write that touches the window, or NULL if there is none or the

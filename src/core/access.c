@@ -13,7 +13,8 @@
 enum {
   FIELD_ID,
   FIELD_BLOCK,
-  FIELD_STORAGES
+  FIELD_STORAGES,
+  FIELD_SELF /* where the access was opened: a copy of it is none */
 };
 
 static uint64_t access_id(const quay_access *access) {
@@ -154,6 +155,7 @@ quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t 
   QUAY_TRY(check_uses(stream, uses, count));
   QUAY_TRY(make_room(out_access, count));
   out_access->stream = quay_stream_retain(stream);
+  out_access->reserved[FIELD_SELF] = out_access;
   out_access->reserved[FIELD_ID] = (void *)(uintptr_t)quay__next_id();
   quay_status status = QUAY_OK;
   for (size_t i = 0; i < count && status == QUAY_OK; i++)
@@ -176,6 +178,12 @@ quay_status quay_access_end(quay_access *access) {
   QUAY__REQUIRE(access);
   if (access->stream == NULL)
     return QUAY_OK;
+  if (access->reserved[FIELD_SELF] != access) {
+    return quay__fail(
+        QUAY_STATUS_INVALID_ARGUMENT,
+        "quay_access_end: this access is a copy of one that was opened elsewhere; end "
+        "the one that quay_access_begin() filled in");
+  }
   quay_event *event = NULL;
   const quay_status status = quay__event_record_or_wait(access->stream, &event);
   quay__error_shield();

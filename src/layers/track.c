@@ -63,7 +63,10 @@ static bool find_address(quay_allocator *allocator, const quay_raw_buffer *raw,
     return false;
   }
   if (known == TRACK_ADDRESS_YES) {
-    return inner->vtable.address(inner, raw, out_address) == QUAY_OK;
+    quay__error_shield();
+    const bool answered = inner->vtable.address(inner, raw, out_address) == QUAY_OK;
+    quay__error_unshield();
+    return answered;
   }
   quay__error_state error;
   quay__error_save(&error);
@@ -72,6 +75,39 @@ static bool find_address(quay_allocator *allocator, const quay_raw_buffer *raw,
   atomic_store_explicit(&layer->addresses, found ? TRACK_ADDRESS_YES : TRACK_ADDRESS_NO,
                         memory_order_relaxed);
   return found;
+}
+
+/* The entry that a raw buffer was recorded as, by its handle. With the lock held. */
+static quay__track_entry *find_handle(const quay__track_index *index,
+                                      const track_identity *identity) {
+  quay__track_entry *entry = index->oldest;
+  while (entry != NULL && (entry->stamp != identity->stamp || entry->size != identity->size ||
+                           memcmp(entry->handle, identity->handle, sizeof entry->handle) != 0)) {
+    entry = entry->younger;
+  }
+  return entry;
+}
+
+/* Takes the place from the entry, without asking the backend: it answers for memory of a device
+ * that was lost or reset no more. Looks at every block. False if there is none. */
+static bool place_from_entry(quay__track_layer *layer, track_identity *identity) {
+  if (identity->stamp == 0)
+    return false;
+  quay__lock_acquire(&layer->lock);
+  const quay__track_entry *entry = find_handle(&layer->live, identity);
+  if (entry == NULL)
+    entry = find_handle(&layer->adopted, identity);
+  if (entry != NULL) {
+    identity->key = entry->key;
+    identity->key.serial = 0;
+  }
+  quay__lock_release(&layer->lock);
+  return entry != NULL;
+}
+
+/* Whether memory of this device may be of an older generation, or of a lost one. */
+static bool has_stale_memory(const quay_device *device) {
+  return quay_device_health(device) != QUAY_HEALTH_OK || quay__device_generation(device) > 1;
 }
 
 static track_identity identify(quay_allocator *allocator, const quay_raw_buffer *raw) {
@@ -83,8 +119,11 @@ static track_identity identify(quay_allocator *allocator, const quay_raw_buffer 
       .stamp = (raw->flags >> TRACK_STAMP_SHIFT) & TRACK_STAMP_MASK,
   };
   memcpy(identity.handle, &raw->as, sizeof identity.handle);
+  if (has_stale_memory(allocator->device) && place_from_entry(allocator->self, &identity)) {
+    return identity;
+  }
   identity.key.addressed = find_address(allocator, raw, &identity.key.value);
-  if (!identity.key.addressed) {
+  if (!identity.key.addressed && !place_from_entry(allocator->self, &identity)) {
     identity.key.value = hash_handle(identity.handle);
   }
   return identity;

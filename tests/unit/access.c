@@ -169,6 +169,16 @@ Test(access_on_host, shutdown_is_busy_while_one_is_open) {
 
 /* What is refused. */
 
+Test(access, a_copy_of_an_open_access_can_not_be_ended) {
+  quay_access open;
+  begin(one, buffer, QUAY_WRITE, &open);
+  quay_access copy = open;
+  MUST_FAIL(quay_access_end(&copy), INVALID_ARGUMENT);
+  MUST(quay_access_end(&open));
+  MUST(quay_access_end(&open));
+  close_device();
+}
+
 Test(access, bad_arguments_are_refused_and_nothing_is_open) {
   quay_access access;
   const quay_use good = {buffer, QUAY_WRITE};

@@ -313,3 +313,37 @@ Test(device_loss, what_has_no_reset_says_so) {
   quay_device_release(host);
   close_device();
 }
+
+/* Below the track layer. */
+
+static void tracked_memory_is_freed_after(void (*misfortune)(uint32_t), bool reset) {
+  quay_allocator *tracked = open_spec("track+late:0");
+  quay_buffer *first = pattern_buffer(tracked, SIZE, 5), *second = pattern_buffer(tracked, SIZE, 6);
+  late_run_all();
+  release_stream();
+  if (misfortune != NULL)
+    misfortune(0);
+  if (reset)
+    MUST(quay_device_reset(device));
+  quay_buffer_release(first);
+  quay_buffer_release(second);
+  MUST(quay_track_check(tracked));
+  quay_stats stats;
+  MUST(quay_allocator_stats(tracked, &stats));
+  cr_assert_eq(stats.error_count, 0);
+  cr_assert_eq(stats.live_count, 0);
+  quay_allocator_release(tracked);
+  close_device();
+}
+
+Test(device_loss, tracked_memory_of_a_lost_device_can_be_freed) {
+  tracked_memory_is_freed_after(late_lose, false);
+}
+
+Test(device_loss, tracked_memory_of_before_a_reset_can_be_freed) {
+  tracked_memory_is_freed_after(NULL, true);
+}
+
+Test(device_loss, tracked_memory_of_a_device_that_was_lost_and_reset_can_be_freed) {
+  tracked_memory_is_freed_after(late_lose, true);
+}
