@@ -23,7 +23,7 @@
  *   SIMCUDA_HOST_THREADS  trusted (default) or apart: see simcuda_publish()
  *   SIMCUDA_SEED, SIMCUDA_EAGER  see simcuda_schedule
  *   SIMCUDA_DELAY     microseconds that an operation sleeps at most before it runs, 100
- *   SIMCUDA_STRICT    1: violations end the process with status 66 at exit, after a report
+ *   SIMCUDA_STRICT    1: violations end the process with status 67 at exit, after a report
  *
  * Thread-safety: all functions may be called from any thread, but simcuda_reset() only while no
  * other thread is in the library. */
@@ -41,7 +41,7 @@
 #endif
 
 enum {
-  SIMCUDA_STRICT_EXIT = 66,
+  SIMCUDA_STRICT_EXIT = 67,
   SIMCUDA_MAX_ACCESSES = 8,
 };
 
