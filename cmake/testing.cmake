@@ -2,7 +2,8 @@
 #
 #   quay_add_test(NAME unit.dtype SOURCES dtype.c
 #                 [LIBRARIES lib...] [LABELS label...] [ARGUMENTS arg...]
-#                 [ENVIRONMENT VAR=value...] [TIMEOUT seconds] [RESOURCE name] [SERIAL])
+#                 [ENVIRONMENT VAR=value...] [TIMEOUT seconds] [RESOURCE name] [SERIAL]
+#                 [SIMCUDA])
 #     A program of Criterion tests and one run of it. The program is named test_unit_dtype.
 #
 #   quay_add_test_run(NAME contract.track+cpu PROGRAM test_contract ...the same options)
@@ -14,6 +15,10 @@
 #   quay_add_fuzzer(NAME spec SOURCES spec.c [LIBRARIES lib...] [DICTIONARY file])
 #     A libFuzzer target where QUAY_BUILD_FUZZERS is on, and everywhere else a test fuzz.spec that
 #     replays tests/fuzz/corpus/spec.
+#
+# SIMCUDA: the CUDA driver that the test finds is the simulated one (tests/sim_cuda), and what that
+# reports at exit makes the test fail. Programs may take its control functions from
+# sim_cuda/control.h.
 #
 # RESOURCE names something that only one test at a time may use (a device, a large amount of memory).
 
@@ -83,10 +88,14 @@ set(quay_test_one_value NAME PROGRAM SCRIPT TIMEOUT RESOURCE)
 set(quay_test_many_values SOURCES LIBRARIES LABELS ARGUMENTS ENVIRONMENT)
 
 macro(quay_parse_test_arguments)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "SERIAL" "${quay_test_one_value}"
+  cmake_parse_arguments(PARSE_ARGV 0 arg "SERIAL;SIMCUDA" "${quay_test_one_value}"
     "${quay_test_many_values}")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  if(arg_SIMCUDA)
+    list(APPEND arg_ENVIRONMENT "QUAY_CUDA_LIBRARY=$<TARGET_FILE:quay_simcuda>"
+      "SIMCUDA_STRICT=1")
   endif()
 endmacro()
 
@@ -118,6 +127,10 @@ function(quay_add_test)
   set(serial)
   if(arg_SERIAL)
     set(serial SERIAL)
+  endif()
+  if(arg_SIMCUDA)
+    add_dependencies(${program} quay_simcuda)
+    target_link_libraries(${program} PRIVATE quay_simcuda_control)
   endif()
   quay_add_test_run(NAME ${arg_NAME} PROGRAM ${program} LABELS ${arg_LABELS}
     ARGUMENTS ${arg_ARGUMENTS} ENVIRONMENT ${arg_ENVIRONMENT} TIMEOUT ${arg_TIMEOUT}
