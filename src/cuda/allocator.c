@@ -177,6 +177,7 @@ static const quay_allocator_vtable device_vtable = {
     .copy_out_async = quay__cuda_copy_out_async,
     .copy_within_async = quay__cuda_copy_within_async,
     .fill_async = quay__cuda_fill_async,
+    .copy_across_async = quay__cuda_copy_across_async,
 };
 
 /* Pinned memory is the host's: the processor copies it. */

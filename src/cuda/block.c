@@ -342,3 +342,12 @@ uint64_t quay__cuda_blocks_collect(quay__cuda_device *device, bool wait) {
   }
   return bytes;
 }
+
+void quay__cuda_blocks_drop(quay__cuda_device *device) {
+  quay__cuda_block *block = take_list(device);
+  while (block != NULL) {
+    quay__cuda_block *const next = block->next;
+    quay__cuda_block_forget(device, block);
+    block = next;
+  }
+}

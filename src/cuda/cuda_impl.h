@@ -145,8 +145,8 @@ void quay__cuda_event_destroy(quay_device *device, uint64_t event);
 quay_status quay__cuda_event_take(quay__cuda_device *device, quay__cu_stream stream,
                                   quay__cuda_event **out_event);
 void quay__cuda_event_give_back(quay__cuda_device *device, quay__cuda_event *event);
-/* Destroys the pool's; the context is current. */
-void quay__cuda_events_end(quay__cuda_device *device);
+/* Ends the pool's; the context is current, or `gone`, and with it what the driver knew of them. */
+void quay__cuda_events_end(quay__cuda_device *device, bool gone);
 
 /* block.c */
 
@@ -171,6 +171,8 @@ void quay__cuda_block_forget(quay__cuda_device *device, quay__cuda_block *block)
 /* Frees the released blocks whose work is done; with `wait`, of all. Returns their bytes. The
  * context is current. */
 uint64_t quay__cuda_blocks_collect(quay__cuda_device *device, bool wait);
+/* Forgets the released blocks: their context is gone. */
+void quay__cuda_blocks_drop(quay__cuda_device *device);
 /* Makes `stream` wait until stream-ordered memory is there. The context is current. */
 quay_status quay__cuda_block_order(quay__cuda_device *device, const quay_raw_buffer *raw,
                                    quay__cu_stream stream);
@@ -186,8 +188,9 @@ bool quay__cuda_lane_has_chunks(quay__cuda_device *device, quay__cuda_lane *lane
  * Never fails: the pinned slot is there in any case. */
 quay__cu_pointer quay__cuda_lane_bounce(quay__cuda_device *device, quay__cuda_lane *lane,
                                         uint64_t *inout_size);
-/* Destroys the idle ones; the context is current. */
-void quay__cuda_lanes_end(quay__cuda_device *device);
+/* Ends the idle ones; the context is current, or `gone`, and with it what the driver knew of them.
+ */
+void quay__cuda_lanes_end(quay__cuda_device *device, bool gone);
 
 /* copy.c, fill.c, async.c: functions for the table. "host" ones are of memory that the CPU reaches
  * without the driver. */
@@ -243,6 +246,10 @@ bool quay__cuda_can_copy_across(quay_allocator *allocator, const quay_raw_buffer
 quay_status quay__cuda_copy_across(quay_allocator *allocator, quay_raw_buffer *destination,
                                    uint64_t destination_offset, const quay_raw_buffer *source,
                                    uint64_t source_offset, uint64_t size);
+
+quay_status quay__cuda_copy_across_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                         uint64_t destination_offset, const quay_raw_buffer *source,
+                                         uint64_t source_offset, uint64_t size, uint64_t stream);
 
 /* allocator.c */
 quay_status quay__cuda_open(void *user, const quay_spec_args *args, quay_allocator **out_allocator);

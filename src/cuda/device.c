@@ -16,6 +16,8 @@ static quay_device *devices[QUAY__CUDA_DEVICES_MAX];
 
 /* The end of a device. */
 
+static quay_status open_context(quay__cuda_device *device);
+
 static void check_end(quay__cuda_device *device, quay__cu_result result, const char *what) {
   if (result != QUAY__CU_SUCCESS)
     quay_log(QUAY_LOG_ERROR, "cuda: %s of %s can't be given back (%s)", what, device->name,
@@ -26,8 +28,8 @@ static void check_end(quay__cuda_device *device, quay__cu_result result, const c
 static void end_contents(quay__cuda_device *device) {
   const quay__cuda_api *const api = device->api;
   (void)quay__cuda_blocks_collect(device, true);
-  quay__cuda_lanes_end(device);
-  quay__cuda_events_end(device);
+  quay__cuda_lanes_end(device, false);
+  quay__cuda_events_end(device, false);
   if (device->free_stream != NULL)
     check_end(device, api->cuStreamDestroy(device->free_stream), "the stream for frees");
 }
@@ -35,8 +37,8 @@ static void end_contents(quay__cuda_device *device) {
 /* Without the driver: what is only the process's. */
 static void drop_contents(quay__cuda_device *device) {
   (void)quay__cuda_blocks_collect(device, false);
-  quay__cuda_lanes_end(device);
-  quay__cuda_events_end(device);
+  quay__cuda_lanes_end(device, true);
+  quay__cuda_events_end(device, true);
 }
 
 static void device_destroy(void *self) {
@@ -86,12 +88,46 @@ static quay_status device_synchronize(quay_device *quay) {
   return status;
 }
 
+/* Peer access is of the context that is gone, on both sides. */
+static void forget_peers(quay__cuda_device *device) {
+  for (int i = 0; i < QUAY__CUDA_DEVICES_MAX; i++)
+    atomic_store_explicit(&device->peers[i], QUAY__CUDA_PEER_UNKNOWN, memory_order_relaxed);
+  quay__global_acquire(QUAY__LOCK_CUDA);
+  for (int i = 0; i < QUAY__CUDA_DEVICES_MAX; i++) {
+    if (devices[i] != NULL) {
+      atomic_store_explicit(&quay__cuda_device_of(devices[i])->peers[device->ordinal],
+                            QUAY__CUDA_PEER_UNKNOWN, memory_order_relaxed);
+    }
+  }
+  quay__global_release(QUAY__LOCK_CUDA);
+}
+
+/* Only a healthy device: after a fault nothing but a new process helps, as its message says. */
+static quay_status device_reset(quay_device *quay) {
+  quay__cuda_device *const device = quay__cuda_device_of(quay);
+  QUAY_TRY(quay__device_check(quay));
+  QUAY_TRY(quay__cuda_check_callable());
+  const quay__cu_result result = device->api->cuDevicePrimaryCtxReset(device->handle);
+  if (result != QUAY__CU_SUCCESS)
+    return quay__cuda_fail(device, result, "%s can't be reset", device->name);
+  quay__cuda_blocks_drop(device);
+  drop_contents(device);
+  forget_peers(device);
+  /* Retained anew before it is released once, so that it never has no user. */
+  const quay_status status = open_context(device);
+  check_end(device, device->api->cuDevicePrimaryCtxRelease(device->handle), "the context");
+  if (status != QUAY_OK)
+    quay_device_mark_lost(quay, 0, NULL, "it was reset, and could not be opened again");
+  return status;
+}
+
 static const quay_device_vtable vtable = {
     .destroy = device_destroy,
     .version = QUAY_DEVICE_VTABLE_VERSION,
     .struct_size = sizeof(quay_device_vtable),
     .memory_info = device_memory_info,
     .synchronize = device_synchronize,
+    .reset = device_reset,
     .stream_create = quay__cuda_stream_create,
     .stream_wrap = quay__cuda_stream_wrap,
     .stream_destroy = quay__cuda_stream_destroy,

@@ -14,9 +14,10 @@ static void end_call(quay__cuda_device *device, quay__cu_result result) {
                       device->name);
 }
 
-static void lane_end(quay__cuda_device *device, quay__cuda_lane *lane) {
+static void lane_end(quay__cuda_device *device, quay__cuda_lane *lane, bool gone) {
   const quay__cuda_api *const api = device->api;
-  const bool usable = quay__cuda_callable() && quay_device_health(device->device) == QUAY_HEALTH_OK;
+  const bool usable =
+      !gone && quay__cuda_callable() && quay_device_health(device->device) == QUAY_HEALTH_OK;
   if (lane->chunks != NULL)
     atomic_fetch_sub_explicit(&device->chunk_lanes, 1, memory_order_relaxed);
   if (usable) {
@@ -64,7 +65,7 @@ static quay_status lane_new(quay__cuda_device *device, quay__cuda_lane **out_lan
                       (unsigned long long)QUAY__CUDA_SLOT_BYTES, device->name);
   quay__error_state saved;
   quay__error_save(&saved);
-  lane_end(device, lane);
+  lane_end(device, lane, false);
   quay__error_restore(&saved);
   return status;
 }
@@ -111,7 +112,7 @@ quay__cu_pointer quay__cuda_lane_bounce(quay__cuda_device *device, quay__cuda_la
   return lane->bounce != 0 ? lane->bounce : (quay__cu_pointer)(uintptr_t)lane->slot;
 }
 
-void quay__cuda_lanes_end(quay__cuda_device *device) {
+void quay__cuda_lanes_end(quay__cuda_device *device, bool gone) {
   for (quay__cuda_lane *lane; (lane = take_idle(device)) != NULL;)
-    lane_end(device, lane);
+    lane_end(device, lane, gone);
 }

@@ -123,15 +123,18 @@ static quay_status submit_ordered(const ends *of, quay__cuda_device *on, quay__c
                          of->destination->device->name);
 }
 
+static quay_status fail_foreign(void) {
+  return quay_error_set(QUAY_STATUS_UNSUPPORTED, "cuda", 0, NULL,
+                        "both sides of the copy must be CUDA memory");
+}
+
 quay_status quay__cuda_copy_across(quay_allocator *allocator, quay_raw_buffer *destination,
                                    uint64_t destination_offset, const quay_raw_buffer *source,
                                    uint64_t source_offset, uint64_t size) {
   (void)allocator;
   ends of;
-  if (!find_ends(destination, source, &of)) {
-    return quay_error_set(QUAY_STATUS_UNSUPPORTED, "cuda", 0, NULL,
-                          "both sides of the copy must be CUDA memory");
-  }
+  if (!find_ends(destination, source, &of))
+    return fail_foreign();
   /* The source's device pushes where the destination is no device's. */
   const bool push = of.destination->kind == QUAY_MEMORY_PINNED;
   quay__cuda_device *const on = push ? of.source->device : of.destination->device;
@@ -148,6 +151,40 @@ quay_status quay__cuda_copy_across(quay_allocator *allocator, quay_raw_buffer *d
                                of.destination->device->name);
     }
     quay__cuda_lane_give_back(on, lane);
+  }
+  quay__cuda_leave(&scope);
+  return status;
+}
+
+/* Whether streams of `on` can do the copy: a third device's memory must be a peer's. */
+static bool can_submit(const ends *of, quay__cuda_device *on) {
+  const quay__cuda *const sides[] = {of->destination, of->source};
+  for (size_t i = 0; i < 2; i++) {
+    if (sides[i]->kind == QUAY_MEMORY_DEVICE && !reaches(on, sides[i]->device))
+      return false;
+  }
+  return true;
+}
+
+quay_status quay__cuda_copy_across_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                         uint64_t destination_offset, const quay_raw_buffer *source,
+                                         uint64_t source_offset, uint64_t size, uint64_t stream) {
+  quay__cuda_device *const on = quay__cuda_of(allocator)->device;
+  ends of;
+  if (!find_ends(destination, source, &of))
+    return fail_foreign();
+  if (!can_submit(&of, on)) {
+    QUAY_TRY(quay__cuda_stream_synchronize(on->device, stream));
+    return quay__cuda_copy_across(allocator, destination, destination_offset, source, source_offset,
+                                  size);
+  }
+  quay__cuda_scope scope;
+  QUAY_TRY(quay__cuda_enter(on, true, &scope));
+  quay__cu_stream handle;
+  quay_status status = quay__cuda_stream_use(on, stream, &handle);
+  if (status == QUAY_OK) {
+    status = submit_ordered(&of, on, handle, destination, destination_offset, source, source_offset,
+                            size);
   }
   quay__cuda_leave(&scope);
   return status;

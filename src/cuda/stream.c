@@ -254,9 +254,13 @@ void quay__cuda_event_give_back(quay__cuda_device *device, quay__cuda_event *eve
     event_end(device, event); /* which needs no current context */
 }
 
-void quay__cuda_events_end(quay__cuda_device *device) {
-  for (quay__cuda_event *event; (event = pool_take(device)) != NULL;)
-    event_end(device, event);
+void quay__cuda_events_end(quay__cuda_device *device, bool gone) {
+  for (quay__cuda_event *event; (event = pool_take(device)) != NULL;) {
+    if (gone)
+      quay__os_free(event);
+    else
+      event_end(device, event);
+  }
 }
 
 quay_status quay__cuda_event_record(quay_device *quay, uint64_t stream, uint64_t *out_event) {
