@@ -37,7 +37,7 @@ static quay_status check(quay__cuda_device *device, quay__cu_result result, cons
 /* Waits until the stream is done with a lane, and gives it back. */
 static quay_status give_back(const submission *ended, quay__cuda_lane *lane, quay_status status) {
   quay__cuda_device *const device = ended->device;
-  const quay__cu_result result = device->api->cuStreamSynchronize(ended->stream);
+  const quay__cu_result result = quay__cuda_settle(device, ended->stream);
   if (status == QUAY_OK)
     status = check(device, result, "copying host memory of");
   quay__cuda_lane_give_back(device, lane);

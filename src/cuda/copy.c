@@ -36,7 +36,7 @@ static quay_status begin(quay__cuda_device *device, const quay_raw_buffer *raw, 
  * this. */
 static quay_status end(job *ended, quay_status status, const char *what) {
   quay__cuda_device *const device = ended->device;
-  const quay__cu_result result = device->api->cuStreamSynchronize(ended->lane->stream);
+  const quay__cu_result result = quay__cuda_settle(device, ended->lane->stream);
   if (status == QUAY_OK && result != QUAY__CU_SUCCESS)
     status = quay__cuda_fail(device, result, "%s %s", what, device->name);
   quay__cuda_lane_give_back(device, ended->lane);

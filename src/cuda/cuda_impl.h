@@ -182,6 +182,9 @@ quay_status quay__cuda_block_order(quay__cuda_device *device, const quay_raw_buf
 /* One for the calling thread until it gives it back. The context is current. */
 quay_status quay__cuda_lane_take(quay__cuda_device *device, quay__cuda_lane **out_lane);
 void quay__cuda_lane_give_back(quay__cuda_device *device, quay__cuda_lane *lane);
+/* Waits for the stream of a copy, and once more if that fails: what is copied would else be used
+ * again while the device still works on it. The first result counts. */
+quay__cu_result quay__cuda_settle(quay__cuda_device *device, quay__cu_stream stream);
 /* Whether the lane has chunks now; there is a bound on how many have, and pinning can fail. */
 bool quay__cuda_lane_has_chunks(quay__cuda_device *device, quay__cuda_lane *lane);
 /* Memory of the device to copy through, at most `*inout_size` bytes; `*inout_size` is what it has.

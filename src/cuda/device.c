@@ -24,12 +24,17 @@ static void check_end(quay__cuda_device *device, quay__cu_result result, const c
              quay__cuda_result_name(result));
 }
 
-/* The context is current. */
-static void end_contents(quay__cuda_device *device) {
-  const quay__cuda_api *const api = device->api;
+/* What is kept for later use, and made again at need. The context is current. */
+static void end_kept(quay__cuda_device *device) {
   (void)quay__cuda_blocks_collect(device, true);
   quay__cuda_lanes_end(device, false);
   quay__cuda_events_end(device, false);
+}
+
+/* The context is current. */
+static void end_contents(quay__cuda_device *device) {
+  const quay__cuda_api *const api = device->api;
+  end_kept(device);
   if (device->free_stream != NULL)
     check_end(device, api->cuStreamDestroy(device->free_stream), "the stream for frees");
 }
@@ -106,12 +111,14 @@ static void forget_peers(quay__cuda_device *device) {
 static quay_status device_reset(quay_device *quay) {
   quay__cuda_device *const device = quay__cuda_device_of(quay);
   QUAY_TRY(quay__device_check(quay));
-  QUAY_TRY(quay__cuda_check_callable());
+  quay__cuda_scope scope;
+  QUAY_TRY(quay__cuda_enter(device, true, &scope));
+  end_kept(device);
+  quay__cuda_leave(&scope);
   const quay__cu_result result = device->api->cuDevicePrimaryCtxReset(device->handle);
   if (result != QUAY__CU_SUCCESS)
     return quay__cuda_fail(device, result, "%s can't be reset", device->name);
   quay__cuda_blocks_drop(device);
-  drop_contents(device);
   forget_peers(device);
   /* Retained anew before it is released once, so that it never has no user. */
   const quay_status status = open_context(device);

@@ -91,6 +91,16 @@ void quay__cuda_lane_give_back(quay__cuda_device *device, quay__cuda_lane *lane)
   quay__lock_release(&device->lock);
 }
 
+quay__cu_result quay__cuda_settle(quay__cuda_device *device, quay__cu_stream stream) {
+  const quay__cu_result result = device->api->cuStreamSynchronize(stream);
+  if (result == QUAY__CU_SUCCESS || quay__cuda_sticky(result))
+    return result;
+  const quay__cu_result again = device->api->cuStreamSynchronize(stream);
+  if (again != QUAY__CU_SUCCESS)
+    quay__cuda_report(device, again, "copies on %s can't be waited for", device->name);
+  return result;
+}
+
 bool quay__cuda_lane_has_chunks(quay__cuda_device *device, quay__cuda_lane *lane) {
   if (lane->chunks != NULL)
     return true;

@@ -145,7 +145,7 @@ quay_status quay__cuda_copy_across(quay_allocator *allocator, quay_raw_buffer *d
   if (status == QUAY_OK) {
     status = submit_ordered(&of, on, lane->stream, destination, destination_offset, source,
                             source_offset, size);
-    const quay__cu_result result = on->api->cuStreamSynchronize(lane->stream);
+    const quay__cu_result result = quay__cuda_settle(on, lane->stream);
     if (status == QUAY_OK && result != QUAY__CU_SUCCESS) {
       status = quay__cuda_fail(on, result, "copying from %s to %s", of.source->device->name,
                                of.destination->device->name);
