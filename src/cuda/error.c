@@ -96,6 +96,9 @@ static const char *result_text(quay__cu_result result) {
   return "";
 }
 
+static void describe(quay__cu_result result, const char *format, va_list arguments, char *out_text,
+                     size_t size) QUAY_PRINTF(2, 0);
+
 /* Writes "what was asked: an illegal memory access was encountered (CUDA_ERROR_ILLEGAL_ADDRESS)".
  */
 static void describe(quay__cu_result result, const char *format, va_list arguments, char *out_text,

@@ -49,6 +49,8 @@ int cuDriverGetVersion(int *version) {
 
 #elif !defined(FAKE_EMPTY)
 
+#if !defined(FAKE_NULLS)
+
 static int initialise(unsigned flags) {
   (void)flags;
   atomic_fetch_add(&inits, 1);
@@ -60,6 +62,8 @@ static int count_devices(int *count) {
   *count = 0;
   return 0;
 }
+
+#endif
 
 EXPORT int cuDriverGetVersion(int *version);
 int cuDriverGetVersion(int *version) {
@@ -73,6 +77,8 @@ int cuDriverGetVersion(int *version) {
 
 #if !defined(FAKE_SUFFIXED)
 
+#if !defined(FAKE_NULLS)
+
 static int refuse(void) {
   return UNKNOWN;
 }
@@ -83,15 +89,15 @@ static void *function_of(void (*function)(void)) {
   return address;
 }
 
+#endif
+
 static int find(const char *name, void **address, int version, uint64_t flags) {
   const size_t at = atomic_fetch_add(&request_count, 1);
   if (at < sizeof requests / sizeof requests[0])
     requests[at] = (fake_request){.name = name, .version = version, .flags = flags};
-  const char *const missing = getenv("FAKE_CUDA_MISSING");
   *address = NULL;
-#if defined(FAKE_NULLS)
-  return 0;
-#endif
+#if !defined(FAKE_NULLS)
+  const char *const missing = getenv("FAKE_CUDA_MISSING");
   if (missing != NULL && strcmp(missing, name) == 0)
     return NOT_FOUND;
   if (strcmp(name, "cuInit") == 0)
@@ -100,6 +106,7 @@ static int find(const char *name, void **address, int version, uint64_t flags) {
     *address = function_of((void (*)(void))count_devices);
   else
     *address = function_of((void (*)(void))refuse);
+#endif
   return 0;
 }
 
