@@ -731,3 +731,60 @@ Test(cuda_child, whichever_call_of_the_driver_fails_the_error_is_clean_and_nothi
   }
   cr_assert_gt(failing_call, 40);
 }
+
+/* Fork and exit. */
+
+static bool frees_nothing_after_fork(void) {
+  quay_allocator *allocator = NULL;
+  quay_buffer *buffer = NULL;
+  unsigned char bytes[100] = {3};
+  if (!HOLDS(quay_allocator_open("cuda:0", &allocator) == QUAY_OK) ||
+      !HOLDS(quay_buffer_create(allocator, QUAY_U8, 1, (int64_t[]){100}, NULL, &buffer) == QUAY_OK))
+    return false;
+  fflush(NULL);
+  const pid_t child = fork();
+  if (child == 0) {
+    const uint64_t calls = raw.control->calls(NULL);
+    const bool good = HOLDS(quay_buffer_copy_in(buffer, bytes, 100) == QUAY_STATUS_UNAVAILABLE) &&
+                      HOLDS(strstr(quay_last_error()->message, "forked") != NULL);
+    quay_buffer_release(buffer);
+    quay_allocator_release(allocator);
+    _exit(good && HOLDS(raw.control->calls(NULL) == calls) ? 0 : 1);
+  }
+  int status = 1;
+  const bool good = HOLDS(waitpid(child, &status, 0) == child) && HOLDS(status == 0) &&
+                    HOLDS(quay_buffer_copy_in(buffer, bytes, 100) == QUAY_OK);
+  quay_buffer_release(buffer);
+  quay_allocator_release(allocator);
+  return good;
+}
+
+Test(cuda_child, the_child_of_a_fork_is_refused_and_its_frees_call_nothing) {
+  cr_assert(succeeds_in_child(frees_nothing_after_fork));
+}
+
+static quay_allocator *kept_allocator;
+static quay_buffer *kept_buffer;
+
+/* Runs after the backend's own handler, which was registered later. */
+static void release_at_exit(void) {
+  const uint64_t calls = raw.control->calls(NULL);
+  unsigned char byte = 1;
+  const bool refused = quay_buffer_copy_in(kept_buffer, &byte, 1) == QUAY_STATUS_UNAVAILABLE;
+  quay_buffer_release(kept_buffer);
+  quay_allocator_release(kept_allocator);
+  _exit(HOLDS(refused) && HOLDS(raw.control->calls(NULL) == calls) ? 0 : 1);
+}
+
+static bool exits_with_live_memory(void) {
+  if (!HOLDS(atexit(release_at_exit) == 0) ||
+      !HOLDS(quay_allocator_open("cuda:0", &kept_allocator) == QUAY_OK) ||
+      !HOLDS(quay_buffer_create(kept_allocator, QUAY_U8, 1, (int64_t[]){1}, NULL, &kept_buffer) ==
+             QUAY_OK))
+    return false;
+  exit(1);
+}
+
+Test(cuda_child, releases_while_the_process_exits_call_nothing) {
+  cr_assert(succeeds_in_child(exits_with_live_memory));
+}
