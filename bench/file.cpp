@@ -1,11 +1,13 @@
 // A file in the page cache into memory that has been touched, and what mapping costs. The file is
-// made in $QUAY_BENCH_DIRECTORY (else /tmp) and is $QUAY_BENCH_FILE_MIB long (else 1024).
+// made in $QUAY_BENCH_DIRECTORY (else /tmp) and is $QUAY_BENCH_FILE_MIB long (else 2048).
 #include "bench.h"
 
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -64,7 +66,7 @@ private:
 
 const File &data_file() {
   static const File file(
-      smoke() ? 8 * MiB : std::stoll(environment("QUAY_BENCH_FILE_MIB", "1024")) * MiB, false);
+      smoke() ? 8 * MiB : std::stoll(environment("QUAY_BENCH_FILE_MIB", "2048")) * MiB, false);
   return file;
 }
 
@@ -89,18 +91,26 @@ void read_range(int descriptor, char *to, std::int64_t offset, std::int64_t size
   }
 }
 
+void set_copy_threads(std::int64_t threads) {
+  if (setenv("QUAY_COPY_THREADS", std::to_string(threads).c_str(), 1) != 0)
+    throw std::runtime_error("can't set QUAY_COPY_THREADS");
+}
+
+quay_buffer *map_buffer(const File &file) {
+  quay_buffer *mapped;
+  check(quay_map_file(file.path(), nullptr, &mapped));
+  return mapped;
+}
+
 void quay_copy(benchmark::State &state) {
   const File &file = data_file();
   const Allocator cpu("cpu");
   const Buffer destination(cpu, file.size());
-  quay_buffer *mapped;
-  check(quay_map_file(file.path(), nullptr, &mapped));
-  const Buffer source(mapped);
-  quay_copy_options options = {};
-  options.max_threads = static_cast<std::uint32_t>(state.range(0));
-  const auto size = static_cast<std::uint64_t>(file.size());
+  const Buffer source(map_buffer(file));
+  set_copy_threads(state.range(0));
   for (auto _ : state)
-    check(quay_buffer_copy_region(destination, 0, source, 0, size, &options));
+    check(quay_buffer_copy_from(destination, source));
+  unsetenv("QUAY_COPY_THREADS");
   set_bytes(state, file.size());
 }
 
@@ -116,22 +126,175 @@ void pread_loop(benchmark::State &state) {
   set_bytes(state, file.size());
 }
 
+// The whole file, mapped.
+class Mapping {
+public:
+  explicit Mapping(const File &file) : size_(static_cast<std::size_t>(file.size())) {
+    mapped_ = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.descriptor(), 0);
+    if (mapped_ == MAP_FAILED)
+      throw std::bad_alloc();
+  }
+  ~Mapping() {
+    munmap(mapped_, size_);
+  }
+  Mapping(const Mapping &) = delete;
+  Mapping &operator=(const Mapping &) = delete;
+  const char *data() const {
+    return static_cast<const char *>(mapped_);
+  }
+
+private:
+  std::size_t size_;
+  void *mapped_;
+};
+
+// With pieces as large as each thread's part memcpy() uses streaming stores if it holds them large.
+void copy_mapped(char *to, const Mapping &mapping, std::int64_t size, int threads,
+                 std::int64_t piece) {
+  in_parts(size, threads, [&](std::int64_t offset, std::int64_t part) {
+    for (const std::int64_t end = offset + part; offset < end; offset += piece) {
+      const auto bytes = static_cast<std::size_t>(std::min(piece, end - offset));
+      std::memcpy(to + offset, mapping.data() + offset, bytes);
+    }
+  });
+}
+
 void memcpy_from_mapping(benchmark::State &state) {
   const File &file = data_file();
   const Memory memory(static_cast<std::size_t>(file.size()));
-  const auto whole = static_cast<std::size_t>(file.size());
-  void *mapping = mmap(nullptr, whole, PROT_READ, MAP_SHARED, file.descriptor(), 0);
-  if (mapping == MAP_FAILED)
-    throw std::bad_alloc();
-  for (auto _ : state) {
-    in_parts(file.size(), static_cast<int>(state.range(0)),
-             [&](std::int64_t offset, std::int64_t size) {
-               std::memcpy(memory.data() + offset, static_cast<char *>(mapping) + offset,
-                           static_cast<std::size_t>(size));
-             });
-  }
-  munmap(mapping, whole);
+  const Mapping mapping(file);
+  for (auto _ : state)
+    copy_mapped(memory.data(), mapping, file.size(), static_cast<int>(state.range(0)), 4 * MiB);
   set_bytes(state, file.size());
+}
+
+void memcpy_from_mapping_made_anew(benchmark::State &state) {
+  const File &file = data_file();
+  const Memory memory(static_cast<std::size_t>(file.size()));
+  for (auto _ : state) {
+    const Mapping mapping(file);
+    copy_mapped(memory.data(), mapping, file.size(), static_cast<int>(state.range(0)), 4 * MiB);
+  }
+  set_bytes(state, file.size());
+}
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Quay against the others, on a machine that others use as well: the ways take turns, to the same
+// memory, and each has the median of its rates. Ratios are to the best of pread and memcpy.
+class Rounds {
+public:
+  explicit Rounds(int threads)
+      : threads_(threads), file_(data_file()), cpu_("cpu"), destination_(cpu_, file_.size()),
+        source_(map_buffer(file_)), mapping_(file_) {
+    set_copy_threads(threads);
+    quay_warm(); // and so the mappings are populated
+    memcpy_warm();
+  }
+  ~Rounds() {
+    unsetenv("QUAY_COPY_THREADS");
+  }
+  Rounds(const Rounds &) = delete;
+  Rounds &operator=(const Rounds &) = delete;
+
+  void run() {
+    measure(WARM, &Rounds::quay_warm);
+    measure(PREAD, &Rounds::pread_pieces);
+    measure(MEMCPY_WARM, &Rounds::memcpy_warm);
+    measure(MEMCPY_WHOLE, &Rounds::memcpy_whole);
+    measure(ANEW, &Rounds::quay_anew);
+    measure(MEMCPY_ANEW, &Rounds::memcpy_anew);
+  }
+
+  void report(benchmark::State &state) const {
+    const double pread = median(rates_[PREAD]);
+    const double memcpy_warm = median(rates_[MEMCPY_WARM]);
+    const double memcpy_whole = median(rates_[MEMCPY_WHOLE]);
+    const double memcpy_anew = median(rates_[MEMCPY_ANEW]);
+    state.counters["quay"] = median(rates_[WARM]);
+    state.counters["quay_anew"] = median(rates_[ANEW]);
+    state.counters["pread"] = pread;
+    state.counters["memcpy"] = memcpy_warm;
+    state.counters["memcpy_whole"] = memcpy_whole;
+    state.counters["memcpy_anew"] = memcpy_anew;
+    state.counters["ratio"] = median(rates_[WARM]) / std::max(pread, memcpy_warm);
+    state.counters["ratio_whole"] = median(rates_[WARM]) / std::max(pread, memcpy_whole);
+    state.counters["ratio_anew"] = median(rates_[ANEW]) / std::max(pread, memcpy_anew);
+    state.counters["ratio_by_round"] = median_of_ratios(WARM, MEMCPY_WARM);
+    state.counters["ratio_whole_by_round"] = median_of_ratios(WARM, MEMCPY_WHOLE);
+    state.counters["ratio_anew_by_round"] = median_of_ratios(ANEW, MEMCPY_ANEW);
+  }
+
+private:
+  enum Way {
+    WARM,
+    ANEW,
+    PREAD,
+    MEMCPY_WARM,
+    MEMCPY_WHOLE,
+    MEMCPY_ANEW,
+    WAYS
+  };
+
+  void measure(Way way, void (Rounds::*copy)()) {
+    const auto begin = std::chrono::steady_clock::now();
+    (this->*copy)();
+    const std::chrono::duration<double> time = std::chrono::steady_clock::now() - begin;
+    rates_[way].push_back(static_cast<double>(file_.size()) / time.count() * 1e-9);
+  }
+
+  // Neighbours in time are alike: the median over the rounds of each round's ratio.
+  double median_of_ratios(Way way, Way mapped) const {
+    std::vector<double> ratios;
+    for (std::size_t i = 0; i < rates_[way].size(); i++)
+      ratios.push_back(rates_[way][i] / std::max(rates_[PREAD][i], rates_[mapped][i]));
+    return median(ratios);
+  }
+
+  char *memory() const {
+    return static_cast<char *>(destination_.bytes());
+  }
+  void quay_warm() {
+    check(quay_buffer_copy_from(destination_, source_));
+  }
+  // The mapping of `source_` is shared with every other: what it has populated is dropped first.
+  void quay_anew() {
+    check(quay_buffer_advise(source_, QUAY_ADVICE_DONT_NEED));
+    quay_warm();
+  }
+  void pread_pieces() {
+    in_parts(file_.size(), threads_, [&](std::int64_t offset, std::int64_t size) {
+      read_range(file_.descriptor(), memory(), offset, size);
+    });
+  }
+  void memcpy_warm() {
+    copy_mapped(memory(), mapping_, file_.size(), threads_, 4 * MiB);
+  }
+  void memcpy_whole() {
+    copy_mapped(memory(), mapping_, file_.size(), threads_, file_.size());
+  }
+  void memcpy_anew() {
+    const Mapping mapping(file_);
+    copy_mapped(memory(), mapping, file_.size(), threads_, 4 * MiB);
+  }
+
+  int threads_;
+  const File &file_;
+  Allocator cpu_;
+  Buffer destination_, source_;
+  Mapping mapping_;
+  std::array<std::vector<double>, WAYS> rates_;
+};
+
+void in_turns(benchmark::State &state) {
+  Rounds rounds(static_cast<int>(state.range(0)));
+  for (auto _ : state)
+    rounds.run();
+  rounds.report(state);
 }
 
 void threads(benchmark::internal::Benchmark *benchmark) {
@@ -141,6 +304,8 @@ void threads(benchmark::internal::Benchmark *benchmark) {
 BENCHMARK(quay_copy)->Apply(threads);
 BENCHMARK(pread_loop)->Apply(threads);
 BENCHMARK(memcpy_from_mapping)->Apply(threads);
+BENCHMARK(memcpy_from_mapping_made_anew)->Apply(threads);
+BENCHMARK(in_turns)->Apply(threads)->Iterations(smoke() ? 1 : 15);
 
 // Maps a sparse file, and closes it again, without touching it.
 void quay_map(benchmark::State &state) {

@@ -16,7 +16,7 @@ install(EXPORT quay-targets NAMESPACE quay:: DESTINATION ${quay_package_dir})
 set(without_header)
 if(TARGET quay_safetensors)
   set_target_properties(quay_safetensors PROPERTIES ${quay_library_properties}
-    EXPORT_NAME safetensors)
+    EXPORT_NAME safetensors INSTALL_RPATH $ORIGIN)
   install(TARGETS quay_safetensors EXPORT quay-safetensors-targets)
   install(EXPORT quay-safetensors-targets NAMESPACE quay:: DESTINATION ${quay_package_dir})
   install(FILES ${PROJECT_SOURCE_DIR}/cmake/FindJansson.cmake DESTINATION ${quay_package_dir})

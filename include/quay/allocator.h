@@ -28,7 +28,10 @@ typedef struct quay_alloc_options {
   /* The memory can be handed to another process (UNSUPPORTED where it can't). */
   bool exportable;
   /* Allocated in the order of this stream: work submitted to it later may use the memory at once.
-   * NULL: usable everywhere on return. Must be a stream of the allocator's device. */
+   * Of a buffer, uses on other streams and by the host wait for that point; of a raw buffer that is
+   * the caller's to do. NULL: usable everywhere on return. Must be a stream of the allocator's
+   * device.
+   */
   quay_stream *stream;
 } quay_alloc_options;
 
@@ -75,9 +78,9 @@ QUAY_BEGIN_DECLS
  * `spec` NULL gives one more reference to the default allocator, as quay_default_allocator_get().
  * Nothing falls back silently: what can't be had as written is an error.
  * Errors: INVALID_ARGUMENT (an unknown name, a bad number, trailing junk; the message quotes the
- * piece and lists what is possible); UNAVAILABLE (no driver, no such device, not built in);
- * UNSUPPORTED; OUT_OF_HOST_MEMORY; IO.
- * Thread-safety: any thread. */
+ * piece and lists what is possible; or the environment variable QUAY_COPY_THREADS or
+ * QUAY_STAGING_BYTES is set to what it can't be); UNAVAILABLE (no driver, no such device, not built
+ * in); UNSUPPORTED; OUT_OF_HOST_MEMORY; IO. Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_allocator_open(const char *spec,
                                                         quay_allocator **out_allocator);
 

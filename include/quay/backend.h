@@ -65,7 +65,8 @@ typedef struct quay_spec_key {
   const char *form; /* for messages: "a power of two", "on or off", "a directory" */
 } quay_spec_key;
 
-/* Refuses arguments that are not among `keys`, that come twice, and more than one positional one.
+/* Refuses arguments that are not among `keys`, that come twice, keys without a value, and more than
+ * one positional argument.
  * The message quotes the argument and lists the keys with their forms.
  * Errors: INVALID_ARGUMENT.
  * Thread-safety: any thread. */
@@ -108,6 +109,11 @@ typedef struct quay_device_vtable {
   quay_status (*memory_info)(quay_device *device, quay_memory_info *out_info);
   /* Waits until all work that Quay submitted to this device is done. */
   quay_status (*synchronize)(quay_device *device);
+  /* Makes a lost or a healthy device usable from scratch: memory, streams and events of it are gone
+   * afterwards, though free and event_destroy are still called for their handles. No stream is
+   * open, no other call under way. On success the core begins a new generation. Default:
+   * UNSUPPORTED. */
+  quay_status (*reset)(quay_device *device);
 
   /* The stream group. */
   quay_status (*stream_create)(quay_device *device, const quay_stream_options *options,
@@ -201,7 +207,9 @@ typedef struct quay_allocator_vtable {
   quay_status (*alloc)(quay_allocator *allocator, const quay_alloc_request *request,
                        quay_raw_buffer *out_raw);
   /* Frees what alloc made. `pending` are events of device work that uses it: without
-   * QUAY_ALLOCATOR_ORDERED_FREE they are complete, and count is 0. Does not block. */
+   * QUAY_ALLOCATOR_ORDERED_FREE they are complete, and count is 0. Does not block. Called for
+   * memory of a lost device and of older generations, too: there is only bookkeeping to give back
+   * then. */
   void (*free)(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                size_t count);
   /* Host memory to `destination`, and back. Done on return. */
@@ -278,9 +286,10 @@ typedef struct quay_allocator_vtable {
                           uint64_t size);
 
   /* The asynchronous group: all or none, and only on a device with the stream group. Submitted to
-   * `stream` in order. Host memory passed to copy_in_async has been read, and host memory passed to
-   * copy_out_async been written, when the stream reaches that point; it is page-locked or the
-   * call behaves as the blocking one. */
+   * `stream`, one of the allocator's device, in order. Host memory that lies in pinned memory of
+   * the same backend has been read (copy_in_async) or written (copy_out_async) when the stream is
+   * past that point; any other host memory already when the call returns. The ranges of
+   * copy_within_async don't overlap. */
   quay_status (*copy_in_async)(quay_allocator *allocator, quay_raw_buffer *destination,
                                uint64_t offset, const void *source, uint64_t size, uint64_t stream);
   quay_status (*copy_out_async)(quay_allocator *allocator, const quay_raw_buffer *source,
@@ -291,6 +300,17 @@ typedef struct quay_allocator_vtable {
   quay_status (*fill_async)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                             uint64_t size, const void *pattern, size_t pattern_size,
                             uint64_t stream);
+
+  /* copy_across submitted to `stream`, one of this allocator's device: for an allocator with
+   * copy_across and the asynchronous group. The other side is of the same backend. NULL: such
+   * copies block. */
+  quay_status (*copy_across_async)(quay_allocator *allocator, quay_raw_buffer *destination,
+                                   uint64_t destination_offset, const quay_raw_buffer *source,
+                                   uint64_t source_offset, uint64_t size, uint64_t stream);
+  /* What lend is for a copy that another allocator submits to a stream: the bytes are touched
+   * later, ordered after all that conflicts. Default: nothing. */
+  quay_status (*lend_async)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
+                            uint64_t size, quay_use_mode mode);
 } quay_allocator_vtable;
 
 /* Bits of quay_allocator_desc.flags. */

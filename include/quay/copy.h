@@ -6,7 +6,11 @@
  * destination that is lazy is allocated.
  *
  * If a copy fails while it is under way (a truncated file, a lost device) the destination's bytes
- * are undefined; the error says so.
+ * are undefined, and the error says so; where it does not, they are as they were.
+ *
+ * A copy or fill of more than 1 MiB may be shared by several threads, and is INVALID_ARGUMENT
+ * before it begins if the environment variable QUAY_COPY_THREADS holds no number from 1 to 1024;
+ * one that is staged, too, if QUAY_STAGING_BYTES holds no size of at least 64 KiB.
  *
  * Thread-safety of all functions here: any thread; the bytes are the caller's to synchronise. */
 #ifndef QUAY_COPY_H
@@ -43,14 +47,23 @@ typedef bool (*quay_progress_callback)(void *user, uint64_t done, uint64_t total
 
 /* Zero means the defaults. */
 typedef struct quay_copy_options {
-  /* Submit to this stream and return early where the two kinds of memory allow it; NULL: the copy
-   * is finished on return. */
+  /* The copy comes after everything that was submitted to this stream, and after recorded work that
+   * conflicts with it; NULL: after the latter, and it is finished on return. On a stream it returns
+   * early where it can:
+   *   - device or pinned memory of one backend at both ends, one of them of the stream's device (of
+   *     two devices: where the backend can): submitted, and the stream waits for what conflicts;
+   *   - from pageable or file memory: returns once the source has been read;
+   *   - to pageable, file or another backend's memory, with a progress callback, within one storage
+   *     where the ranges overlap: finished on return.
+   * Both storages are kept until the copy is done, whoever releases them. quay_copy_plan() tells in
+   * its reason which it is. */
   quay_stream *stream;
   /* Fail with UNSUPPORTED rather than stage through host memory. */
   bool forbid_staging;
-  /* At most this many bytes of staging; 0: the process's budget. */
+  /* At most this many bytes of staging, 4096 or more; 0: the process's budget. */
   uint64_t max_staging_bytes;
-  /* At most this many threads; 0: the process's. */
+  /* At most this many threads, the caller's included; never more than the process's, which 0 stands
+   * for. */
   uint32_t max_threads;
   quay_progress_callback progress;
   void *progress_user;
@@ -88,7 +101,8 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_from(quay_buffer *destinati
  * destination window. `options` NULL means the defaults.
  * Further errors: OUT_OF_RANGE (either range reaches outside its window, also by wrapping around);
  * UNSUPPORTED (staging was forbidden and is needed); CANCELLED; INVALID_ARGUMENT (a stream that is
- * of neither side's device). */
+ * of neither side's device, nor of the host; max_staging_bytes from 1 to 4095); with a stream BUSY
+ * (a conflicting access is open on another one). */
 QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_region(quay_buffer *destination,
                                                             uint64_t destination_offset,
                                                             const quay_buffer *source,
@@ -101,6 +115,14 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_region(quay_buffer *destina
  * DEVICE_LOST, those of quay_allocator_alloc() if the buffer was lazy. */
 QUAY_API QUAY_NODISCARD quay_status quay_buffer_fill(quay_buffer *buffer, const void *pattern,
                                                      size_t pattern_size);
+
+/* Fills the window in the order of `stream` (NULL: as quay_buffer_fill()), a stream of the buffer's
+ * device or of the host. Returns at once where the device's backend can fill on a stream, else when
+ * the window is filled.
+ * Further errors: INVALID_ARGUMENT (another device's stream); BUSY (a conflicting access is open on
+ * another stream). */
+QUAY_API QUAY_NODISCARD quay_status quay_buffer_fill_on(quay_buffer *buffer, const void *pattern,
+                                                        size_t pattern_size, quay_stream *stream);
 
 /* What quay_buffer_copy_region() with the same arguments would do, without doing it: nothing is
  * allocated, read or waited for. A lazy source is fine.

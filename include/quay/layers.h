@@ -1,7 +1,9 @@
 /* Layers: allocators around allocators, opened in specs. What they offer beyond the allocator's
  * own functions stands here.
  *
- *   track            leaks with the place that asked, double frees, foreign pointers, exact peak
+ *   track            leaks with the place that asked, double frees, foreign pointers, exact peak;
+ *                    of adopted memory, which is in no number and no list, double frees and, in the
+ *                    log when the allocator's last reference is given back, leaks
  *   fault            fails calls on purpose, for tests
  *     after=N        the first N matching calls succeed, every one after them fails
  *     nth=N          the N-th matching call fails, the others succeed

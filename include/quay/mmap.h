@@ -1,9 +1,21 @@
 /* Files as buffers: mapping existing files, making new ones, writing buffers to files.
  *
- * Copies to and from a mapped file read and write the file itself, with several readers, and leave
- * the mapping alone; a file that was truncated behind the map is an I/O error there. What the
+ * Copies to and from a mapped file read and write the file itself, with several readers, and never
+ * touch the mapping; a file that was truncated behind the map is an I/O error there. What the
  * program does through a host pointer is its own: touching a page past the end of a truncated file
- * raises SIGBUS.
+ * raises SIGBUS. A file that has grown behind the map is no error: every mapped byte is still where
+ * it was, so that reads, writes and copies of the window are right; what was added is not seen
+ * until the file is mapped again.
+ *
+ * To read faster, copies of 8 MiB and more out of read-only and shared mappings may enter pages of
+ * the file that are in the page cache into the mapping. These count as resident memory of the
+ * process, clean and reclaimable, at most a quarter of the machine's memory over all mappings,
+ * until the mapping goes or quay_buffer_advise() with DONT_NEED takes them out; a program that
+ * reads a large file once does so window by window behind its copies.
+ *
+ * Each mapped file holds one descriptor until its last buffer is gone, for those copies; mappings
+ * that are shared (see quay_map_file()) share it. With the usual limit of 1024 (ulimit -n) about a
+ * thousand files can be mapped at a time; the next one is an I/O error, EMFILE.
  *
  * Mapped buffers are owned by the process's file allocator, on the host device. */
 #ifndef QUAY_MMAP_H
@@ -96,7 +108,9 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_save(const quay_buffer *buffer, 
 QUAY_API QUAY_NODISCARD quay_status quay_buffer_flush(quay_buffer *buffer);
 
 /* Tells the operating system how the window will be used. Never changes contents. No-op for memory
- * that takes no such advice.
+ * that takes no such advice. DONT_NEED on a read-only or shared mapping takes the window's pages,
+ * and up to 4 MiB on either side of it, out of the process's resident memory; they stay in the page
+ * cache. The pages of a private mapping are reclaimed first when memory is short.
  * Errors: INVALID_ARGUMENT (NULL, no such advice), NOT_ALLOCATED, IO.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_buffer_advise(const quay_buffer *buffer,

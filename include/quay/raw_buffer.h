@@ -6,8 +6,9 @@
  *
  * Move-only by convention: assigning the structure moves it, and the source must then be zeroed
  * (quay_raw_buffer_move() does both). A zeroed raw buffer holds nothing; freeing it is a no-op, so
- * freeing twice through the same variable is harmless. Freeing two copies is not: the track layer
- * finds it.
+ * freeing twice through the same variable is harmless. Freeing two copies is undefined: with a
+ * track layer in the owner the second free is refused and logged, adopted memory's too; without one
+ * nobody notices.
  *
  * Thread-safety of all functions here: the structure and the bytes are the caller's to
  * synchronise; different raw buffers of one allocator may be used from different threads at once.
@@ -154,13 +155,15 @@ QUAY_API quay_memory_kind quay_raw_buffer_kind(const quay_raw_buffer *raw);
 QUAY_API bool quay_raw_buffer_host_accessible(const quay_raw_buffer *raw);
 
 /* The host's address of the first byte. Never NULL, for a size of 0 too. Waits for nothing.
- * Errors: INVALID_ARGUMENT (NULL), NOT_ALLOCATED (a zeroed one), NOT_HOST_ACCESSIBLE, STALE.
+ * Errors: INVALID_ARGUMENT (NULL), NOT_ALLOCATED (a zeroed one), NOT_HOST_ACCESSIBLE,
+ * DEVICE_LOST. Not found is that the device was reset since: a raw buffer knows no generation.
  * Thread-safety: see above. */
 QUAY_API QUAY_NODISCARD quay_status quay_raw_buffer_host_pointer(const quay_raw_buffer *raw,
                                                                  void **out_pointer);
 
 /* The address of the first byte in its own device's address space (a CUdeviceptr, a host address).
- * Errors: INVALID_ARGUMENT (NULL), NOT_ALLOCATED, UNSUPPORTED where memory has no address, STALE.
+ * Errors: INVALID_ARGUMENT (NULL), NOT_ALLOCATED, UNSUPPORTED where memory has no address,
+ * DEVICE_LOST. Not found is that the device was reset since: a raw buffer knows no generation.
  * Thread-safety: see above. */
 QUAY_API QUAY_NODISCARD quay_status quay_raw_buffer_address(const quay_raw_buffer *raw,
                                                             uint64_t *out_address);

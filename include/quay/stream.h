@@ -71,7 +71,9 @@ QUAY_API QUAY_NODISCARD quay_status quay_stream_create(quay_device *device,
                                                        quay_stream **out_stream);
 
 /* Wraps a stream of the program's (a CUstream as an integer; 0 is the legacy default stream). It
- * is used and never owned: release the wrapper before the stream is destroyed.
+ * is used and never owned: release the wrapper before the stream is destroyed. Unlike
+ * quay_stream_create(), it takes no NULL for the default device: a native handle belongs to one
+ * device, which an environment variable must not choose.
  * Errors: INVALID_ARGUMENT (NULL, or no stream of this device); UNSUPPORTED (the device has no
  * streams to wrap); DEVICE_LOST; OUT_OF_HOST_MEMORY.
  * Thread-safety: any thread. */

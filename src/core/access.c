@@ -78,14 +78,16 @@ static quay_status check_uses(const quay_stream *stream, const quay_use *uses, s
 static quay_status find_address(quay_buffer *buffer, uint64_t *out_address) {
   quay__storage *storage = buffer->storage;
   quay_allocator *allocator = storage->allocator;
-  quay__error_state before;
-  quay__error_save(&before);
   uint64_t address = 0;
+  *out_address = 0;
+  quay__error_shield();
   const quay_status status = allocator->vtable.address(allocator, &storage->raw, &address);
-  *out_address = status == QUAY_OK ? address + buffer->offset : 0;
-  if (status != QUAY_STATUS_UNSUPPORTED)
-    return status;
-  quay__error_restore(&before);
+  quay__error_unshield();
+  if (status == QUAY_STATUS_UNSUPPORTED)
+    return QUAY_OK;
+  if (status != QUAY_OK) /* once more, for its message */
+    QUAY_TRY(allocator->vtable.address(allocator, &storage->raw, &address));
+  *out_address = address + buffer->offset;
   return QUAY_OK;
 }
 
@@ -113,7 +115,7 @@ static quay_status open_use(quay_access *access, const quay_use *use) {
   const size_t index = access->count;
   QUAY_TRY(find_address(buffer, &pointers_of(access)[index]));
   const quay__range range = {.offset = buffer->offset, .size = buffer->size, .mode = use->mode};
-  QUAY_TRY(quay__hazards_open(storage, &range, access->stream, access_id(access)));
+  QUAY_TRY(quay__hazards_open(storage, &range, access->stream, access_id(access), false));
   storages_of(access)[index] = quay__storage_retain(storage);
   access->count = index + 1;
   return QUAY_OK;
@@ -126,21 +128,15 @@ static quay_status order_use(const quay_access *access, const quay_use *use) {
 }
 
 /* Closes what is open, with `event` recorded for it, and zeroes the access. */
-static quay_status close_uses(quay_access *access, quay_event *event) {
-  quay_status first = QUAY_OK;
+static void close_uses(quay_access *access, quay_event *event) {
   quay__storage **storages = storages_of(access);
-  for (size_t i = 0; i < access->count; i++) {
+  for (size_t i = 0; i < access->count; i++)
     quay__hazards_close(storages[i], access_id(access), event);
-    const quay_status status = quay__hazards_bound(storages[i]);
-    if (first == QUAY_OK)
-      first = status;
-  }
   for (size_t i = 0; i < access->count; i++)
     quay__storage_release(storages[i]);
   quay__os_free(access->reserved[FIELD_BLOCK]);
   quay_stream_release(access->stream);
   memset(access, 0, sizeof(*access));
-  return first;
 }
 
 quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t count,
@@ -167,7 +163,7 @@ quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t 
   if (status != QUAY_OK) {
     quay__error_state error;
     quay__error_save(&error);
-    (void)close_uses(out_access, NULL);
+    close_uses(out_access, NULL);
     quay__error_restore(&error);
     return status;
   }
@@ -175,35 +171,19 @@ quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t 
   return QUAY_OK;
 }
 
-/* One event for all uses. Without the memory for one the stream is waited for instead. */
-static quay_status record_end(quay_stream *stream, quay_event **out_event) {
-  *out_event = NULL;
-  if (!stream->device->has_streams)
-    return QUAY_OK;
-  quay__error_state before;
-  quay__error_save(&before);
-  if (quay_event_record(stream, out_event) == QUAY_OK)
-    return QUAY_OK;
-  QUAY_TRY(quay_stream_synchronize(stream));
-  quay__error_restore(&before);
-  return QUAY_OK;
-}
-
+/* One event for all uses. */
 quay_status quay_access_end(quay_access *access) {
   QUAY__REQUIRE(access);
   if (access->stream == NULL)
     return QUAY_OK;
   quay_event *event = NULL;
-  const quay_status recorded = record_end(access->stream, &event);
-  quay__error_state error;
-  if (recorded != QUAY_OK)
-    quay__error_save(&error);
-  const quay_status closed = close_uses(access, event);
-  if (recorded != QUAY_OK)
-    quay__error_restore(&error);
+  const quay_status status = quay__event_record_or_wait(access->stream, &event);
+  quay__error_shield();
+  close_uses(access, event);
   quay_event_release(event);
+  quay__error_unshield();
   quay__live_add(QUAY__LIVE_ACCESSES, -1);
-  return recorded != QUAY_OK ? recorded : closed;
+  return status;
 }
 
 quay_status quay_buffer_last_write_stream(const quay_buffer *buffer, quay_stream **out_stream) {

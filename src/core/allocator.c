@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/lifecycle.h"
 #include "core/os.h"
+#include "core/storage.h"
 #include "core/vtable.h"
 #include "layers/forward.h"
 
@@ -92,6 +93,7 @@ quay_status quay_allocator_create(const quay_allocator_desc *desc, quay_allocato
   allocator->vtable = *desc->vtable;
   quay__allocator_vtable_fill(&allocator->vtable);
   allocator->has_async = has_async;
+  allocator->has_across_async = desc->vtable->copy_across_async != NULL;
   allocator->has_reserve = has_reserve;
   finish_allocator(allocator, desc->device, NULL);
   *out_allocator = allocator;
@@ -122,6 +124,7 @@ quay_status quay__layer_create(const quay_allocator_vtable *vtable, void *self, 
   layer->vtable = *vtable;
   quay__forward_fill(&layer->vtable, inner);
   layer->has_async = inner->has_async;
+  layer->has_across_async = inner->has_across_async;
   layer->has_reserve = inner->has_reserve;
   finish_allocator(layer, inner->device, inner);
   *out_layer = layer;
@@ -288,12 +291,23 @@ quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t s
   return QUAY_OK;
 }
 
+/* Memory that was allocated in the order of a stream is there only for that stream. */
+static quay_status fill_with_zeros(quay_allocator *allocator, quay_raw_buffer *raw,
+                                   quay_stream *stream) {
+  const unsigned char pattern = 0;
+  if (stream != NULL && allocator->has_async) {
+    return allocator->vtable.fill_async(allocator, raw, 0, raw->size, &pattern, sizeof pattern,
+                                        quay_stream_native(stream));
+  }
+  if (stream != NULL)
+    QUAY_TRY(quay_stream_synchronize(stream));
+  return allocator->vtable.fill(allocator, raw, 0, raw->size, &pattern, sizeof pattern);
+}
+
 /* Zeroes what the backend did not; frees the memory again if that fails. */
-static quay_status zero(quay_allocator *allocator, quay_raw_buffer *raw) {
+static quay_status zero(quay_allocator *allocator, quay_raw_buffer *raw, quay_stream *stream) {
   if (raw->size > 0) {
-    const unsigned char pattern = 0;
-    const quay_status status =
-        allocator->vtable.fill(allocator, raw, 0, raw->size, &pattern, sizeof pattern);
+    const quay_status status = fill_with_zeros(allocator, raw, stream);
     if (status != QUAY_OK) {
       quay__error_state saved;
       quay__error_save(&saved);
@@ -316,7 +330,7 @@ quay_status quay__alloc(quay_allocator *allocator, const quay_alloc_request *req
     out_raw->size = request->size;
     out_raw->owner = allocator;
     if (request->zeroed && (out_raw->flags & QUAY_RAW_ZEROED) == 0) {
-      status = zero(allocator, out_raw);
+      status = zero(allocator, out_raw, request->stream);
     }
   }
   if (status != QUAY_OK) {
@@ -340,7 +354,7 @@ quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,
   quay_alloc_request request;
   quay_status status = quay__alloc_request_make(resolved, size, options, &request);
   if (status == QUAY_OK)
-    status = quay__alloc(resolved, &request, out_raw);
+    status = quay__alloc_reaping(resolved, &request, out_raw);
   quay_allocator_release(resolved);
   return status;
 }

@@ -18,7 +18,8 @@ struct quay_allocator {
   uint32_t flags; /* quay_allocator_flags */
   uint64_t alignment;
   uint64_t page_size;
-  bool has_async;   /* the asynchronous group is there */
+  bool has_async; /* the asynchronous group is there */
+  bool has_across_async;
   bool has_reserve; /* reserve, commit and decommit are there */
   atomic_uint references;
   atomic_uint adopted;   /* live adopted raw buffers */
@@ -27,6 +28,11 @@ struct quay_allocator {
   /* Of a layer that knows its live blocks (NULL: of no other): logs each. Called once, without a
    * lock, when the last reference is given back while raw buffers are live. */
   void (*report_leaks)(quay_allocator *allocator);
+  /* Of a layer that knows adopted memory, too (NULL: of no other): enters a raw buffer that is
+   * complete, but for a mark of the layer's in its flags; and takes one out, or logs that there is
+   * none such and answers false: it was freed before. */
+  quay_status (*adopt)(quay_allocator *layer, quay_raw_buffer *raw);
+  bool (*unadopt)(quay_allocator *layer, const quay_raw_buffer *raw);
   char *name;
   char *spec; /* with all layers */
 };

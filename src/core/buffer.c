@@ -405,6 +405,12 @@ quay_status quay_buffer_ensure_allocated(quay_buffer *buffer) {
 
 quay_status quay_buffer_seal(quay_buffer *buffer) {
   QUAY__REQUIRE(buffer);
+  if (!quay__storage_ready(buffer->storage)) {
+    return quay__fail(QUAY_STATUS_NOT_ALLOCATED,
+                      "quay_buffer_seal: sealing a lazy buffer of %llu bytes that nothing was "
+                      "written to; write to it or call quay_buffer_ensure_allocated() first",
+                      (unsigned long long)buffer->storage->size);
+  }
   QUAY_TRY(quay__storage_check_readable(buffer->storage));
   return quay__hazards_seal(buffer->storage);
 }

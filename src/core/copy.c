@@ -2,14 +2,21 @@
  * conflicts. How the bytes move is copy_route.c's; plain host memory takes a short cut here. */
 #include "core/copy_route.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "core/arguments.h"
 #include "core/checked.h"
+#include "core/copy_stream.h"
 #include "core/hazard.h"
 #include "core/host_copy.h"
 #include "core/storage.h"
 #include "core/thread.h"
+
+/* Staging with less would move bytes one by one. */
+enum {
+  STAGING_LEAST = 4096
+};
 
 const char *quay_route_name(quay_route route) {
   switch (route) {
@@ -45,7 +52,9 @@ const char *quay_memory_kind_name(quay_memory_kind kind) {
   return "none";
 }
 
-/* The address of a buffer's window for the short cut; NULL: the long way. */
+/* The address of a buffer's window for the short cut; NULL: the long way. What takes it costs some
+ * nanoseconds in all, so that the caller's mark, a thread-local in a shared library, is set where
+ * memory may be allocated: on the long way. */
 static unsigned char *plain_source(const quay_buffer *source) {
   return quay__storage_plain(source->storage, source->offset);
 }
@@ -57,12 +66,12 @@ static unsigned char *plain_destination(const quay_buffer *destination) {
 }
 
 /* The two may overlap: windows of one storage, or the caller's pointer into a buffer. */
-static void move_host(void *destination, const void *source, uint64_t size) {
-  if (size > QUAY__HOST_COPY_SMALL) {
-    quay__host_move(destination, source, size, 0);
-  } else if (size != 0) {
+static quay_status move_host(void *destination, const void *source, uint64_t size) {
+  if (size > QUAY__HOST_COPY_SMALL)
+    return quay__host_try_move(destination, source, size);
+  if (size != 0)
     memmove(destination, source, size);
-  }
+  return QUAY_OK;
 }
 
 static quay_status size_mismatch(const char *function, uint64_t size, uint64_t wanted) {
@@ -83,15 +92,16 @@ static quay_status copy_in_slowly(quay_buffer *destination, const void *source, 
   QUAY_TRY(quay__storage_make_writable(storage));
   if (size == 0)
     return QUAY_OK;
+  QUAY_TRY(quay__copy_check_threads(size));
   QUAY_TRY(quay__hazards_wait(storage, destination->offset, size, QUAY_WRITE));
   quay_allocator *allocator = storage->allocator;
+  quay__copy_enter();
   const quay_status status =
       allocator->vtable.copy_in(allocator, &storage->raw, destination->offset, source, size);
-  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(quay__copy_may_have_moved(status));
 }
 
 quay_status quay_buffer_copy_in(quay_buffer *destination, const void *source, uint64_t size) {
-  QUAY__MARK_CALLER();
   QUAY__REQUIRE(destination);
   if (source == NULL && size != 0)
     return null_memory("quay_buffer_copy_in", "source", size);
@@ -99,10 +109,11 @@ quay_status quay_buffer_copy_in(quay_buffer *destination, const void *source, ui
     return size_mismatch("quay_buffer_copy_in", size, destination->size);
   }
   unsigned char *to = plain_destination(destination);
-  if (to == NULL)
+  if (to == NULL) {
+    QUAY__MARK_CALLER();
     return copy_in_slowly(destination, source, size);
-  move_host(to, source, size);
-  return QUAY_OK;
+  }
+  return move_host(to, source, size);
 }
 
 static quay_status copy_out_slowly(const quay_buffer *source, void *destination, uint64_t size) {
@@ -110,11 +121,13 @@ static quay_status copy_out_slowly(const quay_buffer *source, void *destination,
   QUAY_TRY(quay__storage_check_readable(storage));
   if (size == 0)
     return QUAY_OK;
+  QUAY_TRY(quay__copy_check_threads(size));
   QUAY_TRY(quay__hazards_wait(storage, source->offset, size, QUAY_READ));
   quay_allocator *allocator = storage->allocator;
+  quay__copy_enter();
   const quay_status status =
       allocator->vtable.copy_out(allocator, &storage->raw, source->offset, destination, size);
-  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(quay__copy_may_have_moved(status));
 }
 
 quay_status quay_buffer_copy_out(const quay_buffer *source, void *destination, uint64_t size) {
@@ -127,8 +140,7 @@ quay_status quay_buffer_copy_out(const quay_buffer *source, void *destination, u
   const unsigned char *from = plain_source(source);
   if (from == NULL)
     return copy_out_slowly(source, destination, size);
-  move_host(destination, from, size);
-  return QUAY_OK;
+  return move_host(destination, from, size);
 }
 
 static quay__side side_of(const quay_buffer *buffer, uint64_t offset) {
@@ -140,27 +152,50 @@ static quay__side side_of(const quay_buffer *buffer, uint64_t offset) {
   };
 }
 
+static quay_status check_open(const quay__stream_side *side, uint64_t size, quay_use_mode mode,
+                              const quay_stream *stream) {
+  const quay__range range = {.offset = side->side.offset, .size = size, .mode = mode};
+  return quay__hazards_check(side->storage, &range, stream);
+}
+
+/* With sides that are allocated, and bytes to move. What blocks in spite of the stream comes after
+ * everything that was submitted to it, and is done on return. */
+static quay_status copy_on_stream(const quay__stream_side *destination,
+                                  const quay__stream_side *source, uint64_t size,
+                                  const quay_copy_options *options, bool *out_done) {
+  const char *reason;
+  *out_done = quay__stream_copies(&destination->side, &source->side, size, options, &reason);
+  if (*out_done)
+    return quay__stream_copy(destination, source, size, options);
+  QUAY_TRY(check_open(source, size, QUAY_READ, options->stream));
+  QUAY_TRY(check_open(destination, size, QUAY_WRITE, options->stream));
+  return quay_stream_synchronize(options->stream);
+}
+
 /* Copies between two windows whose arguments have been checked. */
 static quay_status copy_slowly(quay_buffer *destination, uint64_t destination_offset,
                                const quay_buffer *source, uint64_t source_offset, uint64_t size,
                                const quay_copy_options *options) {
   QUAY_TRY(quay__storage_check_readable(source->storage));
   QUAY_TRY(quay__storage_make_writable(destination->storage));
-  if (options != NULL && options->stream != NULL) {
-    /* The copy comes after everything that was submitted to the stream, and is done on return. */
-    QUAY_TRY(quay_stream_synchronize(options->stream));
-  }
   if (size == 0)
     return QUAY_OK;
-  const quay__side to = side_of(destination, destination_offset);
-  const quay__side from = side_of(source, source_offset);
-  QUAY_TRY(quay__hazards_wait(source->storage, from.offset, size, QUAY_READ));
-  QUAY_TRY(quay__hazards_wait(destination->storage, to.offset, size, QUAY_WRITE));
-  return quay__route_copy(&to, &from, size, options);
+  const quay__stream_side to = {side_of(destination, destination_offset), destination->storage};
+  const quay__stream_side from = {side_of(source, source_offset), source->storage};
+  if (options != NULL && options->stream != NULL) {
+    bool done = false;
+    QUAY_TRY(copy_on_stream(&to, &from, size, options, &done));
+    if (done)
+      return QUAY_OK;
+  }
+  QUAY_TRY(quay__hazards_wait(source->storage, from.side.offset, size, QUAY_READ));
+  QUAY_TRY(quay__hazards_wait(destination->storage, to.side.offset, size, QUAY_WRITE));
+  bool moved = false;
+  const quay_status status = quay__route_copy(&to.side, &from.side, size, options, &moved);
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(moved);
 }
 
 quay_status quay_buffer_copy_from(quay_buffer *destination, const quay_buffer *source) {
-  QUAY__MARK_CALLER();
   QUAY__REQUIRE(destination);
   QUAY__REQUIRE(source);
   const uint64_t size = destination->size;
@@ -168,10 +203,11 @@ quay_status quay_buffer_copy_from(quay_buffer *destination, const quay_buffer *s
     return size_mismatch("quay_buffer_copy_from", source->size, size);
   unsigned char *to = plain_destination(destination);
   const unsigned char *from = plain_source(source);
-  if (to == NULL || from == NULL)
+  if (to == NULL || from == NULL) {
+    QUAY__MARK_CALLER();
     return copy_slowly(destination, 0, source, 0, size, NULL);
-  move_host(to, from, size);
-  return QUAY_OK;
+  }
+  return move_host(to, from, size);
 }
 
 static quay_status check_region(const char *function, const char *side, const quay_buffer *buffer,
@@ -207,10 +243,22 @@ static quay_status check_stream(const char *function, const quay_buffer *destina
       destination->storage->allocator->device->name);
 }
 
+static quay_status check_options(const char *function, const quay_copy_options *options) {
+  if (options == NULL || options->max_staging_bytes == 0 ||
+      options->max_staging_bytes >= STAGING_LEAST) {
+    return QUAY_OK;
+  }
+  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                    "%s: max_staging_bytes is %llu; it must be 0, for the process's budget, or at "
+                    "least %d",
+                    function, (unsigned long long)options->max_staging_bytes, STAGING_LEAST);
+}
+
 static quay_status check_copy(const char *function, const quay_buffer *destination,
                               uint64_t destination_offset, const quay_buffer *source,
                               uint64_t source_offset, uint64_t size,
                               const quay_copy_options *options) {
+  QUAY_TRY(check_options(function, options));
   QUAY_TRY(check_stream(function, destination, source, options));
   QUAY_TRY(check_region(function, "destination", destination, destination_offset, size));
   return check_region(function, "source", source, source_offset, size);
@@ -219,7 +267,6 @@ static quay_status check_copy(const char *function, const quay_buffer *destinati
 quay_status quay_buffer_copy_region(quay_buffer *destination, uint64_t destination_offset,
                                     const quay_buffer *source, uint64_t source_offset,
                                     uint64_t size, const quay_copy_options *options) {
-  QUAY__MARK_CALLER();
   QUAY__REQUIRE(destination);
   QUAY__REQUIRE(source);
   QUAY_TRY(check_copy("quay_buffer_copy_region", destination, destination_offset, source,
@@ -227,10 +274,10 @@ quay_status quay_buffer_copy_region(quay_buffer *destination, uint64_t destinati
   unsigned char *to = options == NULL ? plain_destination(destination) : NULL;
   const unsigned char *from = to != NULL ? plain_source(source) : NULL;
   if (from == NULL) {
+    QUAY__MARK_CALLER();
     return copy_slowly(destination, destination_offset, source, source_offset, size, options);
   }
-  move_host(to + destination_offset, from + source_offset, size);
-  return QUAY_OK;
+  return move_host(to + destination_offset, from + source_offset, size);
 }
 
 quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_offset,
@@ -244,41 +291,71 @@ quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_
                       size, options));
   const quay__side to = side_of(destination, destination_offset);
   const quay__side from = side_of(source, source_offset);
-  return quay__route_plan(&to, &from, size, options, out_plan);
+  QUAY_TRY(quay__route_plan(&to, &from, size, options, out_plan));
+  if (options == NULL || options->stream == NULL || size == 0)
+    return QUAY_OK;
+  const char *reason;
+  (void)quay__stream_copies(&to, &from, size, options, &reason);
+  const size_t length = strlen(out_plan->reason);
+  (void)snprintf(out_plan->reason + length, sizeof(out_plan->reason) - length, "; %s", reason);
+  return QUAY_OK;
 }
 
-static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t pattern_size) {
+static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t pattern_size,
+                               quay_stream *stream) {
   quay__storage *storage = buffer->storage;
   QUAY_TRY(quay__storage_make_writable(storage));
   if (buffer->size == 0)
     return QUAY_OK;
-  QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, QUAY_WRITE));
   quay_allocator *allocator = storage->allocator;
+  if (stream != NULL) {
+    const quay__stream_side side = {side_of(buffer, 0), storage};
+    if (quay__stream_fills(allocator, stream))
+      return quay__stream_fill(&side, buffer->size, pattern, pattern_size, stream);
+    QUAY_TRY(check_open(&side, buffer->size, QUAY_WRITE, stream));
+    QUAY_TRY(quay_stream_synchronize(stream));
+  }
+  QUAY_TRY(quay__copy_check_threads(buffer->size));
+  QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, QUAY_WRITE));
+  quay__copy_enter();
   const quay_status status = allocator->vtable.fill(allocator, &storage->raw, buffer->offset,
                                                     buffer->size, pattern, pattern_size);
-  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(quay__copy_may_have_moved(status));
+}
+
+static quay_status check_fill(const char *function, const quay_buffer *buffer,
+                              size_t pattern_size) {
+  if (pattern_size > 16 || !quay__is_power_of_two(pattern_size)) {
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                      "%s: a pattern of %zu bytes; it must have 1, 2, 4, 8 or 16", function,
+                      pattern_size);
+  }
+  if (buffer->size % pattern_size == 0)
+    return QUAY_OK;
+  return quay__fail(QUAY_STATUS_SIZE_MISMATCH,
+                    "%s: a buffer of %llu bytes is not a whole number of patterns of %zu bytes",
+                    function, (unsigned long long)buffer->size, pattern_size);
 }
 
 quay_status quay_buffer_fill(quay_buffer *buffer, const void *pattern, size_t pattern_size) {
+  QUAY__REQUIRE(buffer);
+  QUAY__REQUIRE(pattern);
+  QUAY_TRY(check_fill("quay_buffer_fill", buffer, pattern_size));
+  unsigned char *to = plain_destination(buffer);
+  if (to == NULL) {
+    QUAY__MARK_CALLER();
+    return fill_slowly(buffer, pattern, pattern_size, NULL);
+  }
+  return buffer->size != 0 ? quay__host_try_fill(to, buffer->size, pattern, pattern_size) : QUAY_OK;
+}
+
+quay_status quay_buffer_fill_on(quay_buffer *buffer, const void *pattern, size_t pattern_size,
+                                quay_stream *stream) {
   QUAY__MARK_CALLER();
   QUAY__REQUIRE(buffer);
   QUAY__REQUIRE(pattern);
-  if (pattern_size > 16 || !quay__is_power_of_two(pattern_size)) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "quay_buffer_fill: a pattern of %zu bytes; it must have 1, 2, 4, 8 or 16",
-                      pattern_size);
-  }
-  if (buffer->size % pattern_size != 0) {
-    return quay__fail(
-        QUAY_STATUS_SIZE_MISMATCH,
-        "quay_buffer_fill: a buffer of %llu bytes is not a whole number of patterns of "
-        "%zu bytes",
-        (unsigned long long)buffer->size, pattern_size);
-  }
-  unsigned char *to = plain_destination(buffer);
-  if (to == NULL)
-    return fill_slowly(buffer, pattern, pattern_size);
-  if (buffer->size != 0)
-    quay__host_fill(to, buffer->size, pattern, pattern_size);
-  return QUAY_OK;
+  QUAY_TRY(check_fill("quay_buffer_fill_on", buffer, pattern_size));
+  const quay_copy_options options = {.stream = stream};
+  QUAY_TRY(check_stream("quay_buffer_fill_on", buffer, buffer, &options));
+  return fill_slowly(buffer, pattern, pattern_size, stream);
 }

@@ -7,13 +7,15 @@
 #include <string.h>
 
 #include "core/checked.h"
+#include "core/copy_threads.h"
 #include "core/error.h"
 #include "core/host_copy.h"
 #include "core/staging.h"
 
-/* With a progress callback, direct copies are cut into about 64 slices within these bounds. */
-#define SLICE_MIN (UINT64_C(1) << 20)
-#define SLICE_MAX (UINT64_C(32) << 20)
+/* With a progress callback, direct copies are cut into about 64 slices within these bounds: never
+ * so small that fewer threads would share one, or that streaming stores would not pay. */
+#define SLICE_MIN (UINT64_C(16) << 20)
+#define SLICE_MAX (UINT64_C(64) << 20)
 
 /* Which function of which side moves the bytes. */
 typedef enum copy_way {
@@ -75,11 +77,11 @@ static bool asks_across(quay_allocator *asked, const quay__side *destination,
   return true;
 }
 
-static choice host_copy(uint64_t size, uint32_t threads) {
+static choice host_copy(uint64_t size) {
   choice chosen = {.way = WAY_HOST_COPY,
                    .route = QUAY_ROUTE_WITHIN,
                    .reason = "both are ordinary host memory: the processor copies"};
-  quay__host_copy_plan(size, threads, &chosen.threads, &chosen.chunk);
+  quay__host_copy_plan(size, 0, &chosen.threads, &chosen.chunk);
   return chosen;
 }
 
@@ -143,11 +145,12 @@ static quay_status staged(const quay__side *destination, const quay__side *sourc
  * through host memory. */
 static quay_status choose(const quay__side *destination, const quay__side *source, uint64_t size,
                           const quay_copy_options *options, choice *out_choice) {
+  QUAY_TRY(quay__copy_check_threads(size));
   if (size == 0) {
     *out_choice = (choice){.way = WAY_NOTHING, .reason = "there are no bytes to move"};
   } else if (quay__plain_host_memory(destination->allocator) &&
              quay__plain_host_memory(source->allocator)) {
-    *out_choice = host_copy(size, options->max_threads);
+    *out_choice = host_copy(size);
   } else if (quay__same_space(destination->allocator, source->allocator)) {
     *out_choice = within(destination, size);
   } else if (asks_across(destination->allocator, destination, source, size, out_choice)) {
@@ -177,17 +180,32 @@ static void ask_details(const quay__side *destination, const quay__side *source,
   chosen->threads = info.threads;
 }
 
+static uint64_t slice_of(uint64_t size) {
+  const uint64_t wanted = quay__align_down(size / 64, UINT64_C(1) << 20);
+  return quay__max(SLICE_MIN, quay__min(wanted, SLICE_MAX));
+}
+
 quay_status quay__route_plan(const quay__side *destination, const quay__side *source, uint64_t size,
                              const quay_copy_options *options, quay_copy_plan_info *out_plan) {
+  if (options == NULL)
+    options = &no_options;
   choice chosen;
-  QUAY_TRY(choose(destination, source, size, options != NULL ? options : &no_options, &chosen));
-  ask_details(destination, source, size, &chosen);
+  const uint32_t cap = quay__copy_threads_cap(options->max_threads);
+  const quay_status status = choose(destination, source, size, options, &chosen);
+  if (status == QUAY_OK)
+    ask_details(destination, source, size, &chosen);
+  (void)quay__copy_threads_cap(cap);
+  QUAY_TRY(status);
+  if (chosen.chunk == 0)
+    chosen.chunk = size;
+  if (options->progress != NULL && size != 0)
+    chosen.chunk = quay__min(chosen.chunk, slice_of(size));
   *out_plan = (quay_copy_plan_info){
       .route = chosen.route,
       .from = source->allocator->kind,
       .to = destination->allocator->kind,
       .size = size,
-      .chunk = chosen.chunk != 0 ? chosen.chunk : size,
+      .chunk = chosen.chunk,
       .threads = chosen.threads,
       .staging_bytes = chosen.way == WAY_STAGED ? chosen.chunk * chosen.staging.slots : 0,
   };
@@ -257,7 +275,7 @@ static quay_status move_slice(const copy_job *job, copy_way way, uint64_t at, ui
   case WAY_STAGED:
     return QUAY_OK;
   case WAY_HOST_COPY:
-    quay__host_move(job->to + at, job->from + at, size, job->options->max_threads);
+    quay__host_move(job->to + at, job->from + at, size, 0);
     return QUAY_OK;
   case WAY_WITHIN:
     return d->allocator->vtable.copy_within(d->allocator, d->raw, to, s->raw, from, size);
@@ -282,43 +300,85 @@ static bool goes_backwards(const copy_job *job) {
          job->destination->offset > job->source->offset;
 }
 
-static quay_status move_in_slices(const copy_job *job, copy_way way) {
-  const uint64_t wanted = quay__align_down(job->size / 64, SLICE_MIN);
-  const uint64_t slice = quay__max(SLICE_MIN, quay__min(wanted, SLICE_MAX));
+static quay_status move_in_slices(const copy_job *job, copy_way way, bool *out_moved) {
+  const uint64_t slice = job->options->progress != NULL ? slice_of(job->size) : job->size;
   const bool backwards = goes_backwards(job);
   for (uint64_t done = 0; done < job->size;) {
     const uint64_t size = quay__min(slice, job->size - done);
-    QUAY_TRY(move_slice(job, way, backwards ? job->size - done - size : done, size));
+    quay__copy_enter();
+    const quay_status status =
+        move_slice(job, way, backwards ? job->size - done - size : done, size);
+    *out_moved = done != 0 || status == QUAY_OK || quay__copy_may_have_moved(status);
+    if (status != QUAY_OK)
+      return status;
     done += size;
     QUAY_TRY(quay__copy_progress(job->options, done, job->size));
   }
   return QUAY_OK;
 }
 
-quay_status quay__route_copy(const quay__side *destination, const quay__side *source, uint64_t size,
-                             const quay_copy_options *options) {
-  if (options == NULL)
-    options = &no_options;
+static quay_status choose_and_move(const quay__side *destination, const quay__side *source,
+                                   uint64_t size, const quay_copy_options *options,
+                                   bool *out_moved) {
   choice chosen;
   QUAY_TRY(choose(destination, source, size, options, &chosen));
   if (chosen.way == WAY_STAGED)
-    return quay__stage(destination, source, size, &chosen.staging, options);
+    return quay__stage(destination, source, size, &chosen.staging, options, out_moved);
   copy_job job = {.destination = destination, .source = source, .size = size, .options = options};
   QUAY_TRY(prepare(&job, chosen.way));
-  const quay_status status = options->progress != NULL ? move_in_slices(&job, chosen.way)
-                                                       : move_slice(&job, chosen.way, 0, size);
-  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+  return move_in_slices(&job, chosen.way, out_moved);
+}
+
+quay_status quay__route_copy(const quay__side *destination, const quay__side *source, uint64_t size,
+                             const quay_copy_options *options, bool *out_moved) {
+  *out_moved = false;
+  if (options == NULL || options->max_threads == 0) {
+    return choose_and_move(destination, source, size, options != NULL ? options : &no_options,
+                           out_moved);
+  }
+  const uint32_t before = quay__copy_threads_cap(options->max_threads);
+  const quay_status status = choose_and_move(destination, source, size, options, out_moved);
+  (void)quay__copy_threads_cap(before);
+  return status;
 }
 
 quay_status quay__copy_progress(const quay_copy_options *options, uint64_t done, uint64_t total) {
-  if (options->progress == NULL || options->progress(options->progress_user, done, total)) {
+  if (options->progress == NULL)
     return QUAY_OK;
-  }
+  /* What the callback copies is not this copy. */
+  const uint32_t cap = quay__copy_threads_cap(0);
+  const bool go_on = options->progress(options->progress_user, done, total);
+  (void)quay__copy_threads_cap(cap);
+  if (go_on)
+    return QUAY_OK;
   return quay__fail(QUAY_STATUS_CANCELLED,
                     "the progress callback stopped the copy at %llu of %llu bytes",
                     (unsigned long long)done, (unsigned long long)total);
 }
 
-quay_status quay__copy_failed_midway(void) {
-  return quay__error_append("; the destination's bytes are undefined now");
+quay_status quay__copy_check_threads(uint64_t size) {
+  uint32_t threads;
+  return size > QUAY__HOST_COPY_SMALL ? quay__copy_threads(&threads) : QUAY_OK;
+}
+
+/* Whether the call under way has said that it moves nothing. */
+static _Thread_local bool refused;
+
+void quay__copy_enter(void) {
+  refused = false;
+}
+
+void quay__copy_refused(void) {
+  refused = true;
+}
+
+bool quay__copy_may_have_moved(quay_status status) {
+  return !refused && status != QUAY_STATUS_INVALID_ARGUMENT && status != QUAY_STATUS_OUT_OF_RANGE &&
+         status != QUAY_STATUS_READ_ONLY && status != QUAY_STATUS_UNSUPPORTED &&
+         status != QUAY_STATUS_NOT_HOST_ACCESSIBLE && status != QUAY_STATUS_NOT_ALLOCATED &&
+         status != QUAY_STATUS_STALE && status != QUAY_STATUS_BUSY;
+}
+
+quay_status quay__copy_failed(bool moved) {
+  return quay__error_append("%s", moved ? "; the destination's bytes are undefined now" : "");
 }

@@ -18,15 +18,28 @@ typedef struct quay__side {
 quay_status quay__route_plan(const quay__side *destination, const quay__side *source, uint64_t size,
                              const quay_copy_options *options, quay_copy_plan_info *out_plan);
 
-/* Chooses and moves. `size` is above 0, both sides are there and in range. */
+/* Chooses and moves. `size` is above 0, both sides are there and in range. `out_moved`: on failure,
+ * whether bytes of the destination may have changed. */
 quay_status quay__route_copy(const quay__side *destination, const quay__side *source, uint64_t size,
-                             const quay_copy_options *options);
+                             const quay_copy_options *options, bool *out_moved);
 
 /* Tells the caller's callback, if there is one; CANCELLED if it wants to stop. */
 quay_status quay__copy_progress(const quay_copy_options *options, uint64_t done, uint64_t total);
 
-/* Appends to the thread's error that a copy that had begun left undefined bytes behind, and returns
- * its status. */
-quay_status quay__copy_failed_midway(void);
+/* Appends to the thread's error that a copy left undefined bytes behind, if it has `moved` any, and
+ * returns its status. */
+quay_status quay__copy_failed(bool moved);
+
+/* Whether a call of a backend that fails may have written to its destination. Not if it refused
+ * what was asked, which is told from its status, or said so by quay__copy_refused(). Asked once
+ * after each failure; quay__copy_enter() comes before the call. */
+void quay__copy_enter(void);
+bool quay__copy_may_have_moved(quay_status status);
+
+/* For a backend whose copy or fill fails before it has moved anything. */
+void quay__copy_refused(void);
+
+/* INVALID_ARGUMENT if so large a copy needs $QUAY_COPY_THREADS, and that is bad. */
+quay_status quay__copy_check_threads(uint64_t size);
 
 #endif

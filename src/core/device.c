@@ -127,6 +127,21 @@ quay_status quay_device_memory_info(quay_device *device, quay_memory_info *out_i
   return device->vtable.memory_info(device, out_info);
 }
 
+quay_status quay_device_reset(quay_device *device) {
+  if (device == NULL)
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "quay_device_reset: device is NULL");
+  const unsigned streams = atomic_load_explicit(&device->streams, memory_order_acquire);
+  if (streams != 0) {
+    return quay__fail(QUAY_STATUS_BUSY,
+                      "resetting the device %s while %u of its streams are alive (an open access "
+                      "keeps one); end the accesses and release the streams first",
+                      device->name, streams);
+  }
+  QUAY_TRY(device->vtable.reset(device));
+  quay_device_advance_generation(device);
+  return QUAY_OK;
+}
+
 quay_status quay__device_check(quay_device *device) {
   if (!atomic_load_explicit(&device->lost, memory_order_acquire))
     return QUAY_OK;

@@ -14,6 +14,7 @@ struct quay_device {
   int32_t index;
   bool has_streams;
   atomic_bool lost;
+  atomic_uint streams;             /* live ones */
   atomic_uint_fast64_t generation; /* begins at 1 */
   quay_device_vtable vtable;       /* optionals filled in */
   void *self;

@@ -52,3 +52,10 @@ quay_status quay__environment_staging_bytes(uint64_t *out_bytes) {
   }
   return QUAY_OK;
 }
+
+quay_status quay__environment_check(void) {
+  uint32_t threads;
+  uint64_t bytes;
+  QUAY_TRY(quay__environment_copy_threads(&threads));
+  return quay__environment_staging_bytes(&bytes);
+}

@@ -1,5 +1,6 @@
 /* The environment variables; no other file reads any. A variable that is not set, or empty, is its
- * default; a bad value is an error of the call that needs it, never ignored. */
+ * default. A bad value is never ignored: quay_allocator_open() refuses it, and so does each later
+ * call that needs it, before it moves a byte. */
 #ifndef QUAY_CORE_ENVIRONMENT_H
 #define QUAY_CORE_ENVIRONMENT_H
 
@@ -15,5 +16,8 @@ quay_status quay__environment_copy_threads(uint32_t *out_threads);
 /* $QUAY_STAGING_BYTES: the process's budget of host memory for staging, with units as in specs; at
  * least 64 KiB. Default: 64 MiB. Read at each call. */
 quay_status quay__environment_staging_bytes(uint64_t *out_bytes);
+
+/* INVALID_ARGUMENT if either of the two is bad. */
+quay_status quay__environment_check(void);
 
 #endif

@@ -1,184 +1,188 @@
 /* Hazards: see hazard.h. The lists are guarded by the storage's stripe; events and streams are
- * waited for and released without it, since both enter a backend. */
+ * waited for and released without it, since both enter a backend. How a long list is made shorter
+ * is in hazard_merge.c. */
 #include "core/hazard.h"
 
+#include <string.h>
+
 #include "core/error.h"
+#include "core/hazard_list.h"
 #include "core/lock.h"
 #include "core/os.h"
-#include "core/stream_impl.h"
 
-/* An open use (in `open`) or a finished one (in `records`). */
-typedef struct node {
-  struct node *next;
-  quay__range range;
-  uint64_t key;        /* open: id of the access; record: its place in time, from 1 */
-  quay_stream *stream; /* open: the access's; record: retained */
-  quay_event *event;   /* record: retained; NULL once it was waited for (a write's is kept, to tell
-                          the last writer) */
-} node;
-
-enum {
-  POOL_SIZE = 8
-};
-
-typedef struct quay__hazards {
-  node *open;
-  node *records;            /* newest first */
-  atomic_uint record_count; /* for a look without the lock */
-  uint64_t clock;           /* place in time of the newest record */
-  node *unused;
-  node pool[POOL_SIZE];
-} hazards;
-
-static bool writes(quay_use_mode mode) {
-  return (mode & QUAY_WRITE) != 0;
-}
-
-static bool overlap(const quay__range *a, const quay__range *b) {
-  if (a->size == 0 || b->size == 0)
-    return false;
-  return a->offset < b->offset + b->size && b->offset < a->offset + a->size;
-}
-
-static bool conflict(const quay__range *a, const quay__range *b) {
-  return (writes(a->mode) || writes(b->mode)) && overlap(a, b);
-}
-
-static bool contains(const quay__range *outer, const quay__range *inner) {
-  return outer->offset <= inner->offset &&
-         inner->offset + inner->size <= outer->offset + outer->size;
-}
-
-static hazards *peek(quay__storage *storage) {
+static quay__hazards *peek(quay__storage *storage) {
   return atomic_load_explicit(&storage->hazards, memory_order_acquire);
 }
 
 /* The storage's hazards, made at first need. NULL without memory. */
-static hazards *get(quay__storage *storage) {
-  hazards *existing = peek(storage);
+static quay__hazards *get(quay__storage *storage) {
+  quay__hazards *existing = peek(storage);
   if (existing != NULL)
     return existing;
-  hazards *made = quay__os_calloc(1, sizeof(*made));
+  quay__hazards *made = quay__os_calloc(1, sizeof(*made));
   if (made == NULL)
     return NULL;
-  for (size_t i = 0; i < POOL_SIZE; i++) {
-    made->pool[i].next = made->unused;
-    made->unused = &made->pool[i];
-  }
+  made->open = made->inline_open;
+  made->open_capacity = QUAY__HAZARD_INLINE_OPEN;
+  made->records = made->inline_records;
+  made->record_capacity = QUAY__HAZARD_INLINE_RECORDS;
   if (atomic_compare_exchange_strong(&storage->hazards, &existing, made))
     return made;
   quay__os_free(made);
   return existing;
 }
 
-/* Acquires the stripe and takes an unused node, allocating with the stripe released. NULL, without
- * the stripe, if there is no memory. */
-static node *acquire_with_node(quay__storage *storage, hazards *h) {
-  quay__stripe_acquire(storage);
-  node *taken = h->unused;
-  if (taken != NULL) {
-    h->unused = taken->next;
-    return taken;
-  }
-  quay__stripe_release(storage);
-  taken = quay__os_calloc(1, sizeof(*taken));
-  if (taken != NULL)
-    quay__stripe_acquire(storage);
-  return taken;
-}
-
-static bool has_records(hazards *h) {
+static bool has_records(quay__hazards *h) {
   return h != NULL && atomic_load_explicit(&h->record_count, memory_order_acquire) != 0;
 }
 
-static void free_nodes(const hazards *h, node *list) {
-  while (list != NULL) {
-    node *next = list->next;
-    const bool pooled = list >= h->pool && list < h->pool + POOL_SIZE;
-    if (!pooled)
-      quay__os_free(list);
-    list = next;
+static size_t record_count(const quay__hazards *h) {
+  return atomic_load_explicit(&h->record_count, memory_order_relaxed);
+}
+
+/* Events and streams of dropped records, to be released without the stripe. */
+static void throw_away(quay__hazard_trash *trash) {
+  for (size_t i = 0; i < trash->count; i++) {
+    quay_event_release(trash->items[i].event);
+    quay__stream_unmention(trash->items[i].stream);
+  }
+  trash->count = 0;
+}
+
+union entry {
+  quay__hazard_open open;
+  quay__hazard_record record;
+};
+
+/* Makes room, with the stripe held, for one more open use and for the record that it will leave, so
+ * that closing can't fail. Releases and takes the stripe again to allocate; false, without the
+ * stripe, if there is no memory. */
+static bool make_room(quay__storage *storage, quay__hazards *h) {
+  for (;;) {
+    const bool grow_open = h->open_count == h->open_capacity;
+    const bool grow_records = record_count(h) + h->open_count + 1 > h->record_capacity;
+    if (!grow_open && !grow_records)
+      return true;
+    const size_t capacity = 2 * (grow_open ? h->open_capacity : h->record_capacity);
+    quay__stripe_release(storage);
+    void *block = quay__os_malloc(capacity * sizeof(union entry));
+    if (block == NULL)
+      return false;
+    quay__stripe_acquire(storage);
+    void *unused = block;
+    if (grow_open && capacity > h->open_capacity) {
+      memcpy(block, h->open, h->open_count * sizeof(*h->open));
+      unused = h->open != h->inline_open ? h->open : NULL;
+      h->open = block;
+      h->open_capacity = capacity;
+    } else if (!grow_open && capacity > h->record_capacity) {
+      memcpy(block, h->records, record_count(h) * sizeof(*h->records));
+      unused = h->records != h->inline_records ? h->records : NULL;
+      h->records = block;
+      h->record_capacity = capacity;
+    }
+    quay__os_free(unused);
   }
 }
 
-static void put_unused(hazards *h, node *unused) {
-  *unused = (node){.next = h->unused};
-  h->unused = unused;
+/* The open use of another stream that conflicts with the range; NULL if there is none. */
+static const quay__hazard_open *open_conflict(const quay__hazards *h, const quay__range *range,
+                                              const quay_stream *stream) {
+  for (size_t i = 0; i < h->open_count; i++) {
+    const quay__hazard_open *other = &h->open[i];
+    if (other->stream != stream && quay__ranges_conflict(&other->range, range) &&
+        !quay__open_abandoned(other))
+      return other;
+  }
+  return NULL;
 }
 
-/* Releases, without the stripe, what a list of dropped records holds, and gives the nodes back. */
-static void give_back(quay__storage *storage, hazards *h, node *dropped) {
-  for (node *n = dropped; n != NULL; n = n->next) {
-    quay_event_release(n->event);
-    quay_stream_release(n->stream);
-  }
-  if (dropped == NULL)
-    return;
-  quay__stripe_acquire(storage);
-  while (dropped != NULL) {
-    node *next = dropped->next;
-    put_unused(h, dropped);
-    dropped = next;
-  }
-  quay__stripe_release(storage);
-}
-
-static node *unlink_record(hazards *h, node **link, node *dropped) {
-  node *n = *link;
-  *link = n->next;
-  n->next = dropped;
-  atomic_fetch_sub_explicit(&h->record_count, 1, memory_order_relaxed);
-  return n;
+static quay_status busy(const quay__range *range) {
+  return quay__fail(
+      QUAY_STATUS_BUSY,
+      "bytes %llu to %llu of a storage are in use by an access that is open on another stream and "
+      "conflicts; end that one first",
+      (unsigned long long)range->offset, (unsigned long long)(range->offset + range->size));
 }
 
 quay_status quay__hazards_open(quay__storage *storage, const quay__range *range,
-                               quay_stream *stream, uint64_t access_id) {
-  hazards *h = get(storage);
-  node *opened = h != NULL ? acquire_with_node(storage, h) : NULL;
-  if (opened == NULL)
-    return quay__fail_out_of_memory(sizeof(hazards), "the record of an access");
-  const node *other = h->open;
-  while (other != NULL && (other->stream == stream || !conflict(&other->range, range))) {
-    other = other->next;
+                               quay_stream *stream, uint64_t id, bool brief) {
+  quay__hazards *h = get(storage);
+  if (h == NULL)
+    return quay__fail_out_of_memory(sizeof(*h), "the record of an access");
+  quay__stripe_acquire(storage);
+  const quay__hazard_open *other;
+  for (;;) {
+    if (!make_room(storage, h)) {
+      return quay__fail_out_of_memory(h->record_capacity * sizeof(*h->records),
+                                      "the record of an access");
+    }
+    other = open_conflict(h, range, stream);
+    if (other == NULL || !other->brief)
+      break;
+    quay__stripe_wait(storage);
   }
-  const bool sealed = writes(range->mode) && quay__storage_sealed(storage);
+  const bool sealed = quay__range_writes(range) && quay__storage_sealed(storage);
   if (other != NULL || sealed) {
-    put_unused(h, opened);
     quay__stripe_release(storage);
-    if (sealed)
-      return quay__storage_fail_read_only(storage);
-    return quay__fail(
-        QUAY_STATUS_BUSY,
-        "an access to bytes %llu to %llu of a storage conflicts with one that is open "
-        "on another stream; end that one first",
-        (unsigned long long)range->offset, (unsigned long long)(range->offset + range->size));
+    return sealed ? quay__storage_fail_read_only(storage) : busy(range);
   }
-  *opened = (node){.next = h->open, .range = *range, .key = access_id, .stream = stream};
-  h->open = opened;
+  h->open[h->open_count++] = (quay__hazard_open){.range = *range,
+                                                 .id = id,
+                                                 .stream = stream,
+                                                 .brief = brief,
+                                                 .process = quay__fork_generation};
   quay__stripe_release(storage);
   return QUAY_OK;
 }
 
+quay_status quay__hazards_check(quay__storage *storage, const quay__range *range,
+                                const quay_stream *stream) {
+  const quay__hazards *h = peek(storage);
+  if (h == NULL)
+    return QUAY_OK;
+  quay__stripe_acquire(storage);
+  const quay__hazard_open *other = open_conflict(h, range, stream);
+  while (other != NULL && other->brief) {
+    quay__stripe_wait(storage);
+    other = open_conflict(h, range, stream);
+  }
+  quay__stripe_release(storage);
+  return other != NULL ? busy(range) : QUAY_OK;
+}
+
 /* The oldest record after `clock` that conflicts with the range and is not of `stream`: its event,
  * retained, and its place in time. NULL if there is none. */
-static quay_event *next_conflict(quay__storage *storage, hazards *h, const quay__range *range,
-                                 const quay_stream *stream, uint64_t *clock) {
-  quay__stripe_acquire(storage);
-  const node *found = NULL;
-  for (const node *n = h->records; n != NULL && n->key > *clock; n = n->next) {
-    if (n->event != NULL && n->stream != stream && conflict(&n->range, range))
-      found = n;
-  }
+static quay_event *next_conflict(quay__storage *storage, quay__hazards *h, const quay__range *range,
+                                 const quay_stream *stream, uint64_t *clock, bool *out_write) {
   quay_event *event = NULL;
-  if (found != NULL) {
-    event = quay_event_retain(found->event);
-    *clock = found->key;
+  quay__stripe_acquire(storage);
+  const size_t count = record_count(h);
+  for (size_t i = 0; i < count; i++) {
+    const quay__hazard_record *r = &h->records[i];
+    if (r->key <= *clock || r->event == NULL || r->stream == stream ||
+        !quay__ranges_conflict(&r->range, range)) {
+      continue;
+    }
+    event = quay_event_retain(r->event);
+    *clock = r->key;
+    *out_write = quay__range_writes(&r->range);
+    break;
   }
   quay__stripe_release(storage);
   return event;
 }
 
-static quay_status order_after(quay_stream *stream, quay_event *event) {
+/* Nothing that a lost device began will go on, so that its memory may be used for something else;
+ * but what it was to write is undefined and can't be read. */
+static bool nothing_to_wait_for(const quay_event *event, bool reading_a_write) {
+  const bool lost = quay_device_health(event->device) == QUAY_HEALTH_LOST;
+  return quay__event_dead(event) && !(lost && reading_a_write);
+}
+
+static quay_status order_after(quay_stream *stream, quay_event *event, bool reading_a_write) {
+  if (nothing_to_wait_for(event, reading_a_write))
+    return QUAY_OK;
   if (quay__stream_can_wait(stream, event))
     return quay_stream_wait(stream, event);
   return quay_event_synchronize(event);
@@ -186,51 +190,67 @@ static quay_status order_after(quay_stream *stream, quay_event *event) {
 
 quay_status quay__hazards_order(quay__storage *storage, const quay__range *range,
                                 quay_stream *stream) {
-  hazards *h = peek(storage);
+  quay__hazards *h = peek(storage);
   if (!has_records(h))
     return QUAY_OK;
   uint64_t clock = 0;
+  bool write = false;
   for (;;) {
-    quay_event *event = next_conflict(storage, h, range, stream, &clock);
+    quay_event *event = next_conflict(storage, h, range, stream, &clock, &write);
     if (event == NULL)
       return QUAY_OK;
-    const quay_status status = order_after(stream, event);
+    const quay_status status = order_after(stream, event, write && range->mode == QUAY_READ);
     quay_event_release(event);
     QUAY_TRY(status);
   }
 }
 
-/* After `event` was waited for: reads are forgotten, writes keep their stream. */
-static void mark_complete(quay__storage *storage, hazards *h, const quay_event *event) {
-  node *dropped = NULL;
+/* After `event` was waited for: what it covers is complete. Reads are forgotten, writes keep their
+ * stream. */
+static void mark_complete(quay__storage *storage, quay__hazards *h, const quay_event *event) {
+  quay__hazard_trash trash;
+  trash.count = 0;
   quay__stripe_acquire(storage);
-  for (node **link = &h->records; *link != NULL;) {
-    node *n = *link;
-    if (n->event != event) {
-      link = &n->next;
-    } else if (writes(n->range.mode)) {
-      /* The caller holds a reference of its own: this one is not the last. */
-      quay_event_release(n->event);
-      n->event = NULL;
-      link = &n->next;
-    } else {
-      dropped = unlink_record(h, link, dropped);
-    }
+  const quay_stream *stream = NULL;
+  size_t count = record_count(h);
+  for (size_t i = 0; i < count; i++) {
+    if (h->records[i].event == event)
+      stream = h->records[i].stream;
   }
+  size_t kept = 0;
+  for (size_t i = 0; i < count; i++) {
+    quay__hazard_record r = h->records[i];
+    const bool complete = stream != NULL && r.stream == stream && r.event != NULL &&
+                          quay__event_covers(event, r.event) && quay__trash_has_room(&trash);
+    if (complete) {
+      quay__trash_add(&trash, r.event, r.stream);
+      if (!quay__range_writes(&r.range))
+        continue;
+      r.event = NULL;
+      quay__stream_mention(r.stream);
+    }
+    h->records[kept++] = r;
+  }
+  atomic_store_explicit(&h->record_count, kept, memory_order_release);
   quay__stripe_release(storage);
-  give_back(storage, h, dropped);
+  throw_away(&trash);
+}
+
+static quay_status wait_on_host(quay_event *event, bool reading_a_write) {
+  return nothing_to_wait_for(event, reading_a_write) ? QUAY_OK : quay_event_synchronize(event);
 }
 
 static quay_status wait_for_conflicts(quay__storage *storage, const quay__range *range) {
-  hazards *h = peek(storage);
+  quay__hazards *h = peek(storage);
   if (!has_records(h))
     return QUAY_OK;
   uint64_t clock = 0;
+  bool write = false;
   for (;;) {
-    quay_event *event = next_conflict(storage, h, range, NULL, &clock);
+    quay_event *event = next_conflict(storage, h, range, NULL, &clock, &write);
     if (event == NULL)
       return QUAY_OK;
-    const quay_status status = quay_event_synchronize(event);
+    const quay_status status = wait_on_host(event, write && range->mode == QUAY_READ);
     if (status == QUAY_OK)
       mark_complete(storage, h, event);
     quay_event_release(event);
@@ -238,69 +258,27 @@ static quay_status wait_for_conflicts(quay__storage *storage, const quay__range 
   }
 }
 
-/* Takes the range out of a completed record: what is left before it, after it (into `spare`, which
- * is NULL afterwards if it was used), both or nothing. True if nothing is left. */
-static bool cut_out(node *record, const quay__range *range, node **spare) {
-  const uint64_t begin = record->range.offset, end = begin + record->range.size;
-  const uint64_t cut_begin = range->offset, cut_end = cut_begin + range->size;
-  if (cut_begin <= begin && end <= cut_end)
-    return true;
-  if (begin < cut_begin && cut_end < end) {
-    if (*spare == NULL)
-      return false; /* at worst the device still counts as the last writer */
-    node *after = *spare;
-    *spare = NULL;
-    *after = *record;
-    after->stream = quay_stream_retain(record->stream);
-    after->range.offset = cut_end;
-    after->range.size = end - cut_end;
-    record->next = after;
-    record->range.size = cut_begin - begin;
-  } else if (cut_begin <= begin) {
-    record->range.offset = cut_end;
-    record->range.size = end - cut_end;
-  } else {
-    record->range.size = cut_begin - begin;
-  }
-  return false;
-}
-
-/* The host is the last writer of the range from now on. */
+/* The host is the last writer of the range from now on: completed writes that the range covers are
+ * forgotten, and others get out of its way where that leaves one piece or there is room for two. */
 static void host_writes(quay__storage *storage, const quay__range *range) {
-  hazards *h = peek(storage);
+  quay__hazards *h = peek(storage);
   if (!has_records(h))
     return;
-  node *spare = acquire_with_node(storage, h);
-  if (spare == NULL)
-    quay__stripe_acquire(storage);
-  node *dropped = NULL;
-  for (node **link = &h->records; *link != NULL;) {
-    node *n = *link;
-    const bool cut = n->event == NULL && overlap(&n->range, range);
-    node *const spare_before = spare;
-    if (cut && cut_out(n, range, &spare)) {
-      dropped = unlink_record(h, link, dropped);
-      continue;
-    }
-    if (spare != spare_before) {
-      atomic_fetch_add_explicit(&h->record_count, 1, memory_order_relaxed);
-      link = &n->next; /* the new half needs no look */
-    }
-    link = &(*link)->next;
-  }
-  if (spare != NULL)
-    put_unused(h, spare);
+  quay__hazard_trash trash;
+  trash.count = 0;
+  quay__stripe_acquire(storage);
+  quay__hazards_cut(h, range, &trash);
   quay__stripe_release(storage);
-  give_back(storage, h, dropped);
+  throw_away(&trash);
 }
 
 quay_status quay__hazards_wait(quay__storage *storage, uint64_t offset, uint64_t size,
                                quay_use_mode mode) {
-  if (peek(storage) == NULL)
+  if (!has_records(peek(storage)))
     return QUAY_OK;
   const quay__range range = {.offset = offset, .size = size, .mode = mode};
   QUAY_TRY(wait_for_conflicts(storage, &range));
-  if (writes(mode))
+  if (quay__range_writes(&range))
     host_writes(storage, &range);
   return QUAY_OK;
 }
@@ -310,144 +288,146 @@ quay_status quay__hazards_drain(quay__storage *storage, uint64_t offset, uint64_
   return wait_for_conflicts(storage, &all);
 }
 
-/* Puts a closed use among the records, and drops those that its event comes after. */
-static node *record(hazards *h, node *closed, quay_event *event, node *dropped) {
-  for (node **link = &h->records; *link != NULL;) {
-    const node *old = *link;
-    const bool later =
-        writes(closed->range.mode) || (!writes(old->range.mode) && old->stream == closed->stream);
-    if (later && contains(&closed->range, &old->range)) {
-      dropped = unlink_record(h, link, dropped);
-    } else {
-      link = &(*link)->next;
-    }
+/* With more streams than records may be, somebody has to wait: for the oldest. */
+static void bound(quay__storage *storage, quay__hazards *h) {
+  while (record_count(h) > QUAY__HAZARD_RECORDS_MAX) {
+    quay_event *event = NULL;
+    quay__stripe_acquire(storage);
+    if (record_count(h) > QUAY__HAZARD_RECORDS_MAX)
+      event = quay_event_retain(h->records[0].event);
+    quay__stripe_release(storage);
+    if (event == NULL)
+      return;
+    quay__error_state before;
+    quay__error_save(&before);
+    const bool complete = wait_on_host(event, false) == QUAY_OK || quay__event_dead(event);
+    quay__error_restore(&before);
+    if (complete)
+      mark_complete(storage, h, event);
+    quay_event_release(event);
+    if (!complete)
+      return; /* a longer list is better than a lost order */
+    quay__hazard_trash trash;
+    trash.count = 0;
+    quay__stripe_acquire(storage);
+    quay__hazards_merge(h, &trash);
+    quay__stripe_release(storage);
+    throw_away(&trash);
   }
-  closed->key = ++h->clock;
-  closed->event = quay_event_retain(event);
-  closed->stream = quay_stream_retain(closed->stream);
-  closed->next = h->records;
-  h->records = closed;
-  atomic_fetch_add_explicit(&h->record_count, 1, memory_order_release);
-  return dropped;
 }
 
-void quay__hazards_close(quay__storage *storage, uint64_t access_id, quay_event *event) {
-  hazards *h = peek(storage);
+void quay__hazards_close(quay__storage *storage, uint64_t id, quay_event *event) {
+  quay__hazards *h = peek(storage);
   if (h == NULL)
     return;
-  node *dropped = NULL;
+  quay__hazard_trash trash;
+  trash.count = 0;
+  bool brief = false;
   quay__stripe_acquire(storage);
-  for (node **link = &h->open; *link != NULL;) {
-    node *n = *link;
-    if (n->key != access_id) {
-      link = &n->next;
+  for (size_t i = 0; i < h->open_count;) {
+    const quay__hazard_open closed = h->open[i];
+    if (closed.id != id) {
+      i++;
       continue;
     }
-    *link = n->next;
-    if (event == NULL || n->range.size == 0) {
-      put_unused(h, n);
-    } else {
-      dropped = record(h, n, event, dropped);
-    }
+    h->open[i] = h->open[--h->open_count];
+    brief = brief || closed.brief;
+    if (event != NULL && closed.range.size != 0)
+      quay__hazards_add(h, &closed, event, &trash);
   }
+  if (record_count(h) > QUAY__HAZARD_RECORDS_MAX)
+    quay__hazards_merge(h, &trash);
+  if (brief)
+    quay__stripe_wake(storage);
+  const bool too_many = record_count(h) > QUAY__HAZARD_RECORDS_MAX;
   quay__stripe_release(storage);
-  give_back(storage, h, dropped);
-}
-
-/* The oldest record's event, retained; NULL after dropping the record if it has none. */
-static quay_event *oldest_event(quay__storage *storage, hazards *h) {
-  node *dropped = NULL;
-  quay_event *event = NULL;
-  quay__stripe_acquire(storage);
-  node **link = &h->records;
-  while (*link != NULL && (*link)->next != NULL)
-    link = &(*link)->next;
-  if (*link != NULL && (*link)->event != NULL) {
-    event = quay_event_retain((*link)->event);
-  } else if (*link != NULL) {
-    dropped = unlink_record(h, link, dropped);
-  }
-  quay__stripe_release(storage);
-  give_back(storage, h, dropped);
-  return event;
-}
-
-quay_status quay__hazards_bound(quay__storage *storage) {
-  hazards *h = peek(storage);
-  if (h == NULL)
-    return QUAY_OK;
-  quay_status first = QUAY_OK;
-  while (atomic_load_explicit(&h->record_count, memory_order_relaxed) > QUAY__HAZARD_RECORDS_MAX) {
-    quay_event *event = oldest_event(storage, h);
-    if (event == NULL)
-      continue;
-    const quay_status status = quay_event_synchronize(event);
-    if (first == QUAY_OK)
-      first = status;
-    /* After an error, too: the device is lost, and nothing will complete any more. */
-    mark_complete(storage, h, event);
-    quay_event_release(event);
-  }
-  return first;
+  throw_away(&trash);
+  if (too_many)
+    bound(storage, h);
 }
 
 quay_status quay__hazards_seal(quay__storage *storage) {
+  const quay__range whole = {.offset = 0, .size = storage->size, .mode = QUAY_READ};
   quay__stripe_acquire(storage);
-  const hazards *h = peek(storage);
-  const node *n = h != NULL ? h->open : NULL;
-  while (n != NULL && !writes(n->range.mode))
-    n = n->next;
-  if (n == NULL)
+  const quay__hazards *h = peek(storage);
+  bool writing = false;
+  for (;;) {
+    const quay__hazard_open *other = NULL;
+    for (size_t i = 0; h != NULL && i < h->open_count && (other == NULL || other->brief); i++) {
+      if (quay__range_writes(&h->open[i].range) && !quay__open_abandoned(&h->open[i]))
+        other = &h->open[i];
+    }
+    writing = other != NULL && !other->brief;
+    if (other == NULL || !other->brief)
+      break;
+    quay__stripe_wait(storage);
+  }
+  if (!writing)
     atomic_store_explicit(&storage->sealed, true, memory_order_release);
   quay__stripe_release(storage);
-  if (n != NULL) {
+  if (writing) {
     return quay__fail(QUAY_STATUS_BUSY, "sealing a storage while an access that writes to it is "
                                         "open; end the access first");
   }
-  const quay__range whole = {.offset = 0, .size = storage->size, .mode = QUAY_READ};
   return wait_for_conflicts(storage, &whole);
 }
 
 quay_stream *quay__hazards_last_writer(quay__storage *storage, uint64_t offset, uint64_t size) {
-  hazards *h = peek(storage);
+  quay__hazards *h = peek(storage);
   if (!has_records(h))
     return NULL;
   const quay__range range = {.offset = offset, .size = size, .mode = QUAY_READ};
+  quay_stream *stream = NULL;
   quay__stripe_acquire(storage);
-  const node *n = h->records;
-  while (n != NULL && !conflict(&n->range, &range))
-    n = n->next;
-  quay_stream *stream = n != NULL ? quay_stream_retain(n->stream) : NULL;
+  for (size_t i = record_count(h); i > 0; i--) {
+    const quay__hazard_record *r = &h->records[i - 1];
+    if (quay__ranges_conflict(&r->range, &range)) {
+      stream = quay__stream_try_retain(r->stream);
+      break;
+    }
+  }
   quay__stripe_release(storage);
   return stream;
 }
 
+/* An event that can't be asked is not complete. */
+static bool is_pending(quay_event *event) {
+  bool done = false;
+  if (quay__event_dead(event))
+    return false;
+  if (quay_event_query(event, &done) == QUAY_OK)
+    return !done;
+  return !quay__event_dead(event);
+}
+
 size_t quay__hazards_pending(quay__storage *storage,
                              quay_event *out_events[QUAY__HAZARD_RECORDS_MAX]) {
-  const hazards *h = peek(storage);
+  const quay__hazards *h = peek(storage);
+  const size_t records = h != NULL ? record_count(h) : 0;
   size_t count = 0;
-  for (const node *n = h != NULL ? h->records : NULL; n != NULL; n = n->next) {
-    bool done = false;
-    if (n->event == NULL || quay_event_query(n->event, &done) != QUAY_OK || done)
-      continue;
+  for (size_t i = 0; i < records && count < QUAY__HAZARD_RECORDS_MAX; i++) {
+    quay_event *event = h->records[i].event;
     size_t same = 0;
-    while (same < count && out_events[same] != n->event)
+    while (same < count && out_events[same] != event)
       same++;
-    if (same == count)
-      out_events[count++] = n->event;
+    if (event != NULL && same == count && is_pending(event))
+      out_events[count++] = event;
   }
   return count;
 }
 
 void quay__hazards_destroy(quay__storage *storage) {
-  hazards *h = peek(storage);
+  quay__hazards *h = peek(storage);
   if (h == NULL)
     return;
-  for (node *n = h->records; n != NULL; n = n->next) {
-    quay_event_release(n->event);
-    quay_stream_release(n->stream);
+  const size_t count = record_count(h);
+  for (size_t i = 0; i < count; i++) {
+    quay_event_release(h->records[i].event);
+    quay__stream_unmention(h->records[i].stream);
   }
-  free_nodes(h, h->records);
-  free_nodes(h, h->unused);
+  if (h->open != h->inline_open)
+    quay__os_free(h->open);
+  if (h->records != h->inline_records)
+    quay__os_free(h->records);
   quay__os_free(h);
 }

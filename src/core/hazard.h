@@ -12,7 +12,10 @@
 
 #include "core/storage.h"
 
-/* A storage remembers at most so many finished accesses; more, and the oldest is waited for. */
+/* A storage remembers about so many finished accesses. When there are more, those of one stream are
+ * merged: a later event of a stream covers an earlier one, and the range becomes one that holds
+ * both, so that somebody may wait for more than he must, but never for less. Only with uses of more
+ * streams than this the oldest is waited for. */
 #define QUAY__HAZARD_RECORDS_MAX 64
 
 /* A window of a storage and what is done to it. */
@@ -31,29 +34,36 @@ quay_status quay__hazards_wait(quay__storage *storage, uint64_t offset, uint64_t
 /* Waits, on the host, for all recorded work on the range. */
 quay_status quay__hazards_drain(quay__storage *storage, uint64_t offset, uint64_t size);
 
-/* Opens a use of the access `access_id` on `stream`. BUSY if a conflicting one is open on another
- * stream, READ_ONLY if it writes and the storage was sealed meanwhile. */
+/* Opens a use on `stream` under the number `id`. BUSY if a conflicting access is open on another
+ * stream, READ_ONLY if it writes and the storage was sealed meanwhile. `brief` says that it is
+ * closed without the program's doing: others wait for that instead of being refused. Whoever opens
+ * several brief ones does so in the order of the storages' ids, and opens nothing else meanwhile.
+ */
 quay_status quay__hazards_open(quay__storage *storage, const quay__range *range,
-                               quay_stream *stream, uint64_t access_id);
+                               quay_stream *stream, uint64_t id, bool brief);
+
+/* BUSY as quay__hazards_open() would answer, without opening anything. */
+quay_status quay__hazards_check(quay__storage *storage, const quay__range *range,
+                                const quay_stream *stream);
 
 /* Makes `stream` wait for recorded work of other streams that conflicts with the range. */
 quay_status quay__hazards_order(quay__storage *storage, const quay__range *range,
                                 quay_stream *stream);
 
-/* Closes all uses of an access, and records `event` for them if it is not NULL. Can't fail. */
-void quay__hazards_close(quay__storage *storage, uint64_t access_id, quay_event *event);
-
-/* Waits for the oldest records until there are no more than QUAY__HAZARD_RECORDS_MAX. */
-quay_status quay__hazards_bound(quay__storage *storage);
+/* Closes all uses of the number `id`, and records `event`, of the stream that they were opened on,
+ * for them if it is not NULL. Can't fail. */
+void quay__hazards_close(quay__storage *storage, uint64_t id, quay_event *event);
 
 /* Seals, in one step with the look at open accesses: BUSY while one with writing is open. */
 quay_status quay__hazards_seal(quay__storage *storage);
 
-/* The stream that last wrote to the range, retained; NULL if it was the host or nobody. */
+/* The stream that last wrote to the range, retained; NULL if it was the host or nobody, or if the
+ * stream is gone. After a merge writes may seem to reach further than they did. */
 quay_stream *quay__hazards_last_writer(quay__storage *storage, uint64_t offset, uint64_t size);
 
 /* Of a storage that nobody refers to any more: the events that are not complete, lent. Those of a
- * lost device count as complete. */
+ * device that is lost or was reset count as complete. QUAY__HAZARD_RECORDS_MAX: perhaps there are
+ * more. */
 size_t quay__hazards_pending(quay__storage *storage,
                              quay_event *out_events[QUAY__HAZARD_RECORDS_MAX]);
 

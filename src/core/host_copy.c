@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/checked.h"
-#include "core/environment.h"
+#include "core/copy_threads.h"
 #include "core/error.h"
 #include "core/os.h"
 #include "core/workers.h"
@@ -110,14 +110,14 @@ static void stream_copy(char *destination, const char *source, uint64_t size) {
 
 #endif
 
-/* The process's number of threads where the caller has no wish. A bad $QUAY_COPY_THREADS is
- * reported by the calls that can return it; here it means one thread. */
+/* The process's number of threads where the caller has no wish. A bad $QUAY_COPY_THREADS was
+ * reported by whoever began the copy; should it have become bad since, it means one thread. */
 static uint32_t resolve_threads(uint32_t threads) {
   if (threads != 0)
     return threads;
   quay__error_state before;
   quay__error_save(&before);
-  if (quay__environment_copy_threads(&threads) == QUAY_OK)
+  if (quay__copy_threads(&threads) == QUAY_OK)
     return threads;
   quay__error_restore(&before);
   return 1;
@@ -210,6 +210,18 @@ void quay__host_move(void *destination, const void *source, uint64_t size, uint3
   }
 }
 
+/* Nothing has moved if this fails. */
+static quay_status check_threads(uint64_t size) {
+  uint32_t threads;
+  return size > QUAY__HOST_COPY_SMALL ? quay__copy_threads(&threads) : QUAY_OK;
+}
+
+quay_status quay__host_try_move(void *destination, const void *source, uint64_t size) {
+  QUAY_TRY(check_threads(size));
+  quay__host_move(destination, source, size, 0);
+  return QUAY_OK;
+}
+
 /* What a fill repeats: a whole number of patterns of every size, small enough to stay in the first
  * cache and long enough for memcpy to be fast. */
 #define FILL_BLOCK 4096u
@@ -270,4 +282,11 @@ void quay__host_fill(void *destination, uint64_t size, const void *pattern, size
       .size = size - first,
   };
   run_fill(&split);
+}
+
+quay_status quay__host_try_fill(void *destination, uint64_t size, const void *pattern,
+                                size_t pattern_size) {
+  QUAY_TRY(check_threads(size));
+  quay__host_fill(destination, size, pattern, pattern_size);
+  return QUAY_OK;
 }

@@ -18,6 +18,8 @@
 static pthread_once_t begun = PTHREAD_ONCE_INIT;
 static atomic_int_fast64_t live[QUAY__LIVE_KIND_COUNT];
 
+uint32_t quay__fork_generation;
+
 static void before_fork(void) {
   quay__lock_before_fork();
 }
@@ -27,6 +29,8 @@ static void after_fork_in_parent(void) {
 }
 
 static void after_fork_in_child(void) {
+  quay__fork_generation++;
+  quay__log_after_fork_in_child();
   quay__workers_after_fork_in_child();
   quay__thread_after_fork_in_child();
   quay__staging_after_fork_in_child();

@@ -9,6 +9,13 @@
 /* Registers the fork and exit handlers, once. Cheap afterwards. */
 void quay__lifecycle_begin(void);
 
+/* How many forks lie between the first process and this one: what another thread had begun when
+ * this process was made is of an older number, and will never end here. */
+extern uint32_t quay__fork_generation;
+
+/* For lifecycle.c alone, with every lock held; log.c implements it. */
+void quay__log_after_fork_in_child(void);
+
 /* What the program holds, for quay_shutdown(). Counted by whoever makes and destroys the thing. */
 typedef enum quay__live_kind {
   QUAY__LIVE_ALLOCATORS,

@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "core/error.h"
+#include "core/lifecycle.h"
 #include "core/lock.h"
 
 /* Guarded by QUAY__LOCK_LOG; `level` may be read without, to skip formatting. */
@@ -18,6 +19,7 @@ static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;
 static _Thread_local bool inside; /* this thread is in the callback */
 
 void quay_log_set(quay_log_callback callback, void *user, quay_log_level level) {
+  quay__lifecycle_begin();
   quay__global_acquire(QUAY__LOCK_LOG);
   current = callback;
   current_user = user;
@@ -60,4 +62,10 @@ void quay_log(quay_log_level level, const char *format, ...) {
     pthread_cond_broadcast(&idle);
   quay__global_release(QUAY__LOCK_LOG);
   quay__error_restore(&saved);
+}
+
+/* The calls of other threads are not in the child. */
+void quay__log_after_fork_in_child(void) {
+  running = inside ? 1 : 0;
+  idle = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }

@@ -116,6 +116,11 @@ ssize_t quay__os_pread(int file, void *buffer, size_t size, uint64_t offset) {
   return RETRY(pread(file, buffer, size, (off_t)offset));
 }
 
+ssize_t quay__os_pread_cached(int file, void *buffer, size_t size, uint64_t offset) {
+  const struct iovec piece = {.iov_base = buffer, .iov_len = size};
+  return RETRY(preadv2(file, &piece, 1, (off_t)offset, RWF_NOWAIT));
+}
+
 ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offset) {
   return RETRY(pwrite(file, buffer, size, (off_t)offset));
 }
@@ -126,14 +131,6 @@ int quay__os_fsync(int file) {
 
 int quay__os_fdatasync(int file) {
   return RETRY(fdatasync(file));
-}
-
-int quay__os_fadvise(int file, uint64_t offset, uint64_t size, int advice) {
-  const int error = posix_fadvise(file, (off_t)offset, (off_t)size, advice);
-  if (error == 0)
-    return 0;
-  errno = error;
-  return -1;
 }
 
 int quay__os_direct_alignment(int file, uint32_t *out_memory, uint32_t *out_offset) {

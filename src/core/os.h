@@ -41,10 +41,12 @@ int quay__os_ftruncate(int file, uint64_t size);
  * EOPNOTSUPP where the file system can't. */
 int quay__os_fallocate(int file, uint64_t offset, uint64_t size);
 ssize_t quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
+/* The same for what is in the page cache, without waiting: short, or -1 with EAGAIN, where it is
+ * not. EOPNOTSUPP or ENOSYS where the file system or kernel can't tell. */
+ssize_t quay__os_pread_cached(int file, void *buffer, size_t size, uint64_t offset);
 ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offset);
 int quay__os_fsync(int file);
 int quay__os_fdatasync(int file);
-int quay__os_fadvise(int file, uint64_t offset, uint64_t size, int advice);
 /* Alignments in bytes that direct I/O on an open file needs: of the memory and of offsets and sizes
  * in the file; zeros where the file can't have it. -1 where the system does not tell. */
 int quay__os_direct_alignment(int file, uint32_t *out_memory, uint32_t *out_offset);

@@ -6,6 +6,7 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/os.h"
+#include "core/thread.h"
 
 /* The layout is part of the ABI, and the same whatever backends are built in. */
 _Static_assert(sizeof(quay_raw_cpu) == 48, "an arm takes 48 bytes");
@@ -31,8 +32,39 @@ static adoption *adoption_of(const quay_raw_buffer *raw) {
   return (adoption *)(uintptr_t)raw->cookie;
 }
 
+/* Takes adopted memory out of the owner's layers up to `end`. False: one of them says that it was
+ * freed before, and then the cookie must not be read. Keeps the thread's error. */
+static bool leave_layers(const quay_raw_buffer *raw, const quay_allocator *end) {
+  bool known = true;
+  quay__error_state saved;
+  quay__error_save(&saved);
+  for (quay_allocator *each = raw->owner; each != end && known; each = each->inner) {
+    if (each->unadopt != NULL)
+      known = each->unadopt(each, raw);
+  }
+  quay__error_restore(&saved);
+  if (!known)
+    quay__statistics_error(&raw->owner->statistics);
+  return known;
+}
+
+static quay_status enter_layers(quay_raw_buffer *raw) {
+  for (quay_allocator *each = raw->owner; each != NULL; each = each->inner) {
+    const quay_status status = each->adopt != NULL ? each->adopt(each, raw) : QUAY_OK;
+    if (status != QUAY_OK) {
+      (void)leave_layers(raw, each);
+      return status;
+    }
+  }
+  return QUAY_OK;
+}
+
 static void free_adopted(quay_raw_buffer *raw) {
   quay_allocator *const owner = raw->owner;
+  if (!leave_layers(raw, NULL)) {
+    memset(raw, 0, sizeof *raw);
+    return;
+  }
   adoption *const adopted = adoption_of(raw);
   const uint64_t size = raw->size;
   memset(raw, 0, sizeof *raw);
@@ -94,12 +126,14 @@ static quay_status check(const char *function, const quay_raw_buffer *raw, const
 quay_status quay_raw_buffer_host_pointer(const quay_raw_buffer *raw, void **out_pointer) {
   QUAY_TRY(check("quay_raw_buffer_host_pointer", raw, (const void *)out_pointer));
   *out_pointer = NULL;
+  QUAY_TRY(quay__device_check(raw->owner->device));
   return raw->owner->vtable.host_pointer(raw->owner, raw, out_pointer);
 }
 
 quay_status quay_raw_buffer_address(const quay_raw_buffer *raw, uint64_t *out_address) {
   QUAY_TRY(check("quay_raw_buffer_address", raw, out_address));
   *out_address = 0;
+  QUAY_TRY(quay__device_check(raw->owner->device));
   return raw->owner->vtable.address(raw->owner, raw, out_address);
 }
 
@@ -120,9 +154,16 @@ quay_status quay_raw_buffer_adopt(quay_allocator *allocator, quay_raw_buffer *ra
       return quay__fail_out_of_memory(sizeof *adopted, "an adopted raw buffer");
     *adopted = (adoption){.release = release, .user = user, .memory = memory};
   }
+  const quay_raw_buffer before = *raw;
   raw->flags |= QUAY_RAW_ADOPTED;
   raw->owner = allocator;
   raw->cookie = (uint64_t)(uintptr_t)adopted;
+  const quay_status status = enter_layers(raw);
+  if (status != QUAY_OK) {
+    *raw = before;
+    quay__os_free(adopted);
+    return status;
+  }
   quay__adopted_add(allocator);
   return QUAY_OK;
 }
@@ -158,6 +199,7 @@ static quay_status adopt_host(quay_allocator *allocator, const quay_host_memory 
 
 quay_status quay_raw_buffer_adopt_host(quay_allocator *allocator, const quay_host_memory *memory,
                                        quay_raw_buffer *out_raw) {
+  QUAY__MARK_CALLER();
   if (memory == NULL || out_raw == NULL) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "quay_raw_buffer_adopt_host: %s is NULL",
                       memory == NULL ? "memory" : "out_raw");
@@ -175,6 +217,12 @@ quay_status quay_raw_buffer_adopt_host(quay_allocator *allocator, const quay_hos
 
 /* Release. */
 
+static quay_status fail_forgotten(const char *function) {
+  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                    "%s: a copy of this raw buffer of adopted memory was freed or given up before",
+                    function);
+}
+
 /* Ends an adoption without its callback. */
 static void forget_adopted(quay_raw_buffer *raw) {
   quay_allocator *const owner = raw->owner;
@@ -187,6 +235,8 @@ static quay_status release_adopted(quay_raw_buffer *raw, quay_host_memory *out_m
   const adoption *const adopted = adoption_of(raw);
   void *pointer = NULL;
   QUAY_TRY(raw->owner->vtable.host_pointer(raw->owner, raw, &pointer));
+  if (!leave_layers(raw, NULL))
+    return fail_forgotten("quay_raw_buffer_release_host");
   *out_memory = (quay_host_memory){.pointer = pointer, .size = raw->size};
   if (adopted != NULL) {
     out_memory->pointer = adopted->memory;
@@ -215,6 +265,8 @@ quay_status quay_raw_buffer_release_host(quay_raw_buffer *raw, quay_host_memory 
 quay_status quay_raw_buffer_forget(quay_raw_buffer *raw) {
   QUAY_TRY(check("quay_raw_buffer_forget", raw, raw));
   if ((raw->flags & QUAY_RAW_ADOPTED) != 0) {
+    if (!leave_layers(raw, NULL))
+      return fail_forgotten("quay_raw_buffer_forget");
     forget_adopted(raw);
     return QUAY_OK;
   }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/allocator_impl.h"
+#include "core/environment.h"
 #include "core/error.h"
 #include "core/lifecycle.h"
 #include "core/lock.h"
@@ -185,6 +186,7 @@ quay_status quay_allocator_open(const char *text, quay_allocator **out_allocator
   *out_allocator = NULL;
   if (text == NULL)
     return quay_default_allocator_get(out_allocator);
+  QUAY_TRY(quay__environment_check());
   quay__spec *spec;
   QUAY_TRY(quay__spec_parse(text, classify, describe, NULL, &spec));
   const quay_status status = open_parts(spec, out_allocator);

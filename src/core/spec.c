@@ -75,9 +75,7 @@ static quay_status parse_item(parser *p, bool in_layer, quay_spec_arg *out_item)
     *out++ = c;
   }
   out_item->value = end_string(p, out);
-  /* An empty value is refused by quay_spec_check(), which knows what it may be. */
-  if (out_item->value[0] == '\0' && out_item->key == NULL)
-    return fail_at(p, "an argument is empty");
+  /* What is empty is refused by quay_spec_check(), which knows what may stand there. */
   return QUAY_OK;
 }
 
@@ -101,19 +99,20 @@ static quay_status parse_part(parser *p, bool *out_is_backend) {
   if (kind == QUAY__SPEC_UNKNOWN)
     return fail_name(p, part->name);
   *out_is_backend = kind == QUAY__SPEC_BACKEND;
+  char possible[512];
   p->at += length;
   if (*p->at == ':')
     QUAY_TRY(parse_args(p, kind == QUAY__SPEC_LAYER, part));
   if (kind == QUAY__SPEC_BACKEND) {
     if (*p->at == '\0')
       return QUAY_OK;
+    p->describe(p->user, possible, sizeof possible);
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
                       "allocator spec \"%s\": nothing can follow the backend \"%s\" but \":\" and "
-                      "its arguments; layers stand to its left",
-                      p->text, part->name);
+                      "its arguments; layers stand to its left; possible are %s",
+                      p->text, part->name, possible);
   }
   if (*p->at != '+') {
-    char possible[512];
     p->describe(p->user, possible, sizeof possible);
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
                       "allocator spec \"%s\": the layer \"%s\" needs \"+\" and an allocator after "

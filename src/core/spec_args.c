@@ -35,10 +35,20 @@ static quay_status fail_item(const quay_spec_args *args, const quay_spec_arg *it
                         item->value, problem, args->name, possible);
 }
 
+static quay_status fail_empty(const quay_spec_args *args, const quay_spec_key *keys, size_t count) {
+  char possible[512];
+  list_keys(keys, count, possible, sizeof possible);
+  return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, args->name, 0, NULL,
+                        "allocator spec \"%s\": an argument is empty; %s takes %s", args->spec,
+                        args->name, possible);
+}
+
 quay_status quay_spec_check(const quay_spec_args *args, const quay_spec_key *keys, size_t count) {
   for (size_t i = 0; i < args->count; i++) {
     const quay_spec_arg *const item = &args->items[i];
     bool known = false;
+    if (item->key == NULL && item->value[0] == '\0')
+      return fail_empty(args, keys, count);
     for (size_t k = 0; k < count; k++)
       known = known || same_key(item->key, keys[k].key);
     if (!known) {

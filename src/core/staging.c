@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "core/checked.h"
+#include "core/copy_threads.h"
 #include "core/environment.h"
 #include "core/error.h"
 #include "core/lock.h"
@@ -59,6 +60,7 @@ typedef struct staging_ring {
   /* The calling thread's alone. */
   uint32_t slot_count;
   uint64_t drained; /* bytes that have arrived */
+  bool moved;       /* bytes of the destination may have changed */
   uint32_t turn;    /* chunks since the copy last gave way */
   /* Guarded by QUAY__LOCK_STAGING. */
   staging_slot slots[SLOTS_MAX];
@@ -89,10 +91,9 @@ static quay__staging_plan one_slot(uint64_t size, uint64_t allowed, uint64_t bud
 quay_status quay__staging_plan_make(uint64_t size, const quay_copy_options *options,
                                     quay__staging_plan *out_plan) {
   uint64_t budget;
-  uint32_t threads = options->max_threads;
+  uint32_t threads;
   QUAY_TRY(quay__environment_staging_bytes(&budget));
-  if (threads == 0)
-    QUAY_TRY(quay__environment_copy_threads(&threads));
+  QUAY_TRY(quay__copy_threads(&threads));
   uint64_t allowed = budget;
   if (options->max_staging_bytes != 0)
     allowed = quay__min(allowed, options->max_staging_bytes);
@@ -270,8 +271,14 @@ static quay_status drain(staging_ring *ring, staging_slot *slot) {
   const quay__side *destination = ring->destination;
   quay_allocator *to = destination->allocator;
   const uint64_t size = slot->size;
-  QUAY_TRY(
-      to->vtable.copy_in(to, destination->raw, destination->offset + slot->at, slot->memory, size));
+  quay__copy_enter();
+  const quay_status status =
+      to->vtable.copy_in(to, destination->raw, destination->offset + slot->at, slot->memory, size);
+  if (status != QUAY_OK) {
+    ring->moved = ring->moved || quay__copy_may_have_moved(status);
+    return status;
+  }
+  ring->moved = true;
   quay__global_acquire(QUAY__LOCK_STAGING);
   slot->state = SLOT_EMPTY; /* from here on the helper's */
   quay__global_release(QUAY__LOCK_STAGING);
@@ -343,7 +350,8 @@ static quay_status finish(staging_ring *ring, quay_status status) {
 }
 
 quay_status quay__stage(const quay__side *destination, const quay__side *source, uint64_t size,
-                        const quay__staging_plan *plan, const quay_copy_options *options) {
+                        const quay__staging_plan *plan, const quay_copy_options *options,
+                        bool *out_moved) {
   staging_ring ring = {
       .destination = destination,
       .source = source,
@@ -355,13 +363,18 @@ quay_status quay__stage(const quay__side *destination, const quay__side *source,
   };
   QUAY_TRY(open_first_slot(&ring));
   quay__thread_in_staging = true;
+  /* The helper takes one of the threads, and is one leg; this thread's leg has the others. */
+  const uint32_t cap = options->max_threads;
+  const uint32_t before = quay__copy_threads_cap(cap > 1 && plan->threads > 1 ? cap - 1 : cap);
   quay__workers_open(&ring.job, help, &ring);
   quay_status status = finish(&ring, move_chunks(&ring));
   quay__thread_in_staging = ring.nested;
+  (void)quay__copy_threads_cap(before);
   for (uint32_t i = 0; i < SLOTS_MAX; i++) {
     if (ring.slots[i].memory != NULL)
       close_slot(&ring, &ring.slots[i]);
   }
   pthread_cond_destroy(&ring.filled);
-  return status == QUAY_OK ? QUAY_OK : quay__copy_failed_midway();
+  *out_moved = ring.moved;
+  return status;
 }

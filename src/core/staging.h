@@ -20,7 +20,9 @@ typedef struct quay__staging_plan {
 quay_status quay__staging_plan_make(uint64_t size, const quay_copy_options *options,
                                     quay__staging_plan *out_plan);
 
+/* `out_moved`: on failure, whether bytes of the destination may have changed. */
 quay_status quay__stage(const quay__side *destination, const quay__side *source, uint64_t size,
-                        const quay__staging_plan *plan, const quay_copy_options *options);
+                        const quay__staging_plan *plan, const quay_copy_options *options,
+                        bool *out_moved);
 
 #endif

@@ -9,6 +9,7 @@
 #include "core/lifecycle.h"
 #include "core/lock.h"
 #include "core/os.h"
+#include "core/stream_impl.h"
 #include "core/thread.h"
 
 /* Bits of quay__storage.options. */
@@ -109,7 +110,21 @@ static bool out_of_memory(quay_status status) {
          status == QUAY_STATUS_LIMIT_EXCEEDED;
 }
 
-/* One attempt, with one more after retired memory came back. */
+quay_status quay__alloc_reaping(quay_allocator *allocator, const quay_alloc_request *request,
+                                quay_raw_buffer *out_raw) {
+  quay__error_state before;
+  const bool can_collect = atomic_load_explicit(&retired_count, memory_order_relaxed) != 0;
+  if (can_collect)
+    quay__error_save(&before);
+  quay_status status = quay__alloc(allocator, request, out_raw);
+  if (!out_of_memory(status) || !can_collect || quay__storage_collect() == 0)
+    return status;
+  status = quay__alloc(allocator, request, out_raw);
+  if (status == QUAY_OK)
+    quay__error_restore(&before);
+  return status;
+}
+
 static quay_status allocate_raw(const quay__storage *storage, quay_stream *stream,
                                 quay_raw_buffer *out_raw) {
   const quay_alloc_request request = {
@@ -121,17 +136,7 @@ static quay_status allocate_raw(const quay__storage *storage, quay_stream *strea
       .stream = stream,
   };
   QUAY_TRY(quay__device_check(storage->allocator->device));
-  quay__error_state before;
-  const bool can_collect = atomic_load_explicit(&retired_count, memory_order_relaxed) != 0;
-  if (can_collect)
-    quay__error_save(&before);
-  quay_status status = quay__alloc(storage->allocator, &request, out_raw);
-  if (!out_of_memory(status) || !can_collect || quay__storage_collect() == 0)
-    return status;
-  status = quay__alloc(storage->allocator, &request, out_raw);
-  if (status == QUAY_OK)
-    quay__error_restore(&before);
-  return status;
+  return quay__alloc_reaping(storage->allocator, &request, out_raw);
 }
 
 /* Allocates into local variables; the storage changes only in publish(). */
@@ -156,13 +161,31 @@ static void publish(quay__storage *storage, quay_raw_buffer *raw, void *plain,
   atomic_store_explicit(&storage->state, QUAY__STORAGE_READY, memory_order_release);
 }
 
-quay_status quay__storage_allocate_new(quay__storage *storage, quay_stream *stream) {
+static quay_status allocate_and_publish(quay__storage *storage, quay_stream *stream) {
   quay_raw_buffer raw = {0};
   void *plain = NULL;
   uint64_t generation = 0;
   QUAY_TRY(allocate(storage, stream, &raw, &plain, &generation));
   publish(storage, &raw, plain, generation);
   return QUAY_OK;
+}
+
+quay_status quay__storage_allocate_new(quay__storage *storage, quay_stream *stream) {
+  if (stream == NULL)
+    return allocate_and_publish(storage, NULL);
+  /* Memory that is there from some point of the stream on is as good as written by the stream. */
+  const quay__range whole = {.offset = 0, .size = storage->size, .mode = QUAY_WRITE};
+  const uint64_t id = quay__next_id();
+  QUAY_TRY(quay__hazards_open(storage, &whole, stream, id, true));
+  quay_event *event = NULL;
+  quay_status status = allocate_and_publish(storage, stream);
+  if (status == QUAY_OK)
+    status = quay__event_record_or_wait(stream, &event);
+  quay__error_shield();
+  quay__hazards_close(storage, id, event);
+  quay_event_release(event);
+  quay__error_unshield();
+  return status;
 }
 
 /* Waits, with the stripe held, for the attempt that is under way and gives its result. */
@@ -199,9 +222,11 @@ quay_status quay__storage_ensure(quay__storage *storage) {
     quay__stripe_release(storage);
     return QUAY_OK;
   }
-  if (state == QUAY__STORAGE_ALLOCATING)
+  /* An attempt from before a fork is a thread's that this process does not have. */
+  if (state == QUAY__STORAGE_ALLOCATING && storage->attempt == quay__fork_generation)
     return wait_for_attempt(storage);
   storage->waiters = NULL;
+  storage->attempt = quay__fork_generation;
   atomic_store_explicit(&storage->state, QUAY__STORAGE_ALLOCATING, memory_order_relaxed);
   quay__stripe_release(storage);
 
@@ -305,7 +330,8 @@ static void release_with_hazards(quay__storage *storage) {
   quay_event *pending[QUAY__HAZARD_RECORDS_MAX];
   const size_t count = quay__hazards_pending(storage, pending);
   const bool ordered = (storage->allocator->flags & QUAY_ALLOCATOR_ORDERED_FREE) != 0 &&
-                       (storage->raw.flags & QUAY_RAW_ADOPTED) == 0;
+                       (storage->raw.flags & QUAY_RAW_ADOPTED) == 0 &&
+                       count < QUAY__HAZARD_RECORDS_MAX;
   if (count == 0 || ordered) {
     storage_destroy(storage, pending, count);
   } else {
@@ -324,35 +350,52 @@ void quay__storage_release(quay__storage *storage) {
   }
 }
 
-static quay__storage *take_retired(void) {
+static quay__storage *pop_retired(void) {
   quay__stripe_acquire(&retired);
-  quay__storage *list = retired;
-  retired = NULL;
+  quay__storage *storage = retired;
+  if (storage != NULL)
+    retired = storage->next_retired;
   quay__stripe_release(&retired);
-  return list;
+  return storage;
 }
 
+static void put_back(quay__storage *list) {
+  while (list != NULL) {
+    quay__storage *storage = list;
+    list = storage->next_retired;
+    quay__stripe_acquire(&retired);
+    storage->next_retired = retired;
+    retired = storage;
+    quay__stripe_release(&retired);
+  }
+}
+
+static void end_retired(quay__storage *storage) {
+  atomic_fetch_sub_explicit(&retired_count, 1, memory_order_relaxed);
+  atomic_fetch_sub_explicit(&storage->allocator->statistics.pending_bytes, storage->size,
+                            memory_order_relaxed);
+  storage_destroy(storage, NULL, 0);
+}
+
+/* One at a time, so that threads that collect at once share the list. */
 uint64_t quay__storage_collect(void) {
   if (atomic_load_explicit(&retired_count, memory_order_relaxed) == 0)
     return 0;
   quay__error_state error;
   quay__error_save(&error);
   uint64_t bytes = 0;
-  quay__storage *list = take_retired();
-  while (list != NULL) {
-    quay__storage *storage = list;
-    list = storage->next_retired;
-    atomic_fetch_sub_explicit(&retired_count, 1, memory_order_relaxed);
-    atomic_fetch_sub_explicit(&storage->allocator->statistics.pending_bytes, storage->size,
-                              memory_order_relaxed);
+  quay__storage *kept = NULL;
+  for (quay__storage *storage = pop_retired(); storage != NULL; storage = pop_retired()) {
     quay_event *pending[QUAY__HAZARD_RECORDS_MAX];
     if (quay__hazards_pending(storage, pending) != 0) {
-      retire(storage);
+      storage->next_retired = kept;
+      kept = storage;
     } else {
       bytes += storage->size;
-      storage_destroy(storage, NULL, 0);
+      end_retired(storage);
     }
   }
+  put_back(kept);
   quay__error_restore(&error);
   return bytes;
 }

@@ -25,7 +25,10 @@ typedef struct quay__storage {
   uint8_t options;        /* of a lazy storage: bits private to storage.c */
   uint64_t size;          /* bytes */
   uint64_t id;
-  uint64_t generation;       /* of the device when `raw` was allocated */
+  union {
+    uint64_t generation; /* READY: of the device when `raw` was allocated */
+    uint32_t attempt;    /* ALLOCATING: the quay__fork_generation that it began in */
+  };
   quay_allocator *allocator; /* retained: the outermost */
   union {
     void *plain; /* READY: host address if the allocator's memory is plain host memory, else NULL */
@@ -82,6 +85,10 @@ quay_status quay__storage_fail_read_only(const quay__storage *storage);
 
 quay__storage *quay__storage_retain(quay__storage *storage);
 void quay__storage_release(quay__storage *storage);
+
+/* quay__alloc(), and once more if it finds no memory and retired storages can be freed. */
+quay_status quay__alloc_reaping(quay_allocator *allocator, const quay_alloc_request *request,
+                                quay_raw_buffer *out_raw);
 
 /* Frees retired storages whose work is done, and returns their bytes. Keeps the thread's error. */
 uint64_t quay__storage_collect(void);

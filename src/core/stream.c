@@ -23,6 +23,9 @@ static quay_status stream_new(quay_device *device, uint64_t native, bool wrapped
       .native = native,
   };
   atomic_init(&stream->references, 1);
+  atomic_init(&stream->mentions, 1);
+  atomic_init(&stream->clock, 1);
+  atomic_fetch_add_explicit(&device->streams, 1, memory_order_relaxed);
   quay__live_add(QUAY__LIVE_STREAMS, 1);
   *out_stream = stream;
   return QUAY_OK;
@@ -87,14 +90,34 @@ void quay_stream_release(quay_stream *stream) {
     return;
   quay_device *device = stream->device;
   if (device->has_streams) {
-    quay__error_state error;
-    quay__error_save(&error);
+    quay__error_shield();
     device->vtable.stream_destroy(device, stream->native, stream->wrapped);
-    quay__error_restore(&error);
+    quay__error_unshield();
   }
-  quay__os_free(stream);
-  quay_device_release(device);
+  atomic_fetch_sub_explicit(&device->streams, 1, memory_order_release);
   quay__live_add(QUAY__LIVE_STREAMS, -1);
+  quay__stream_unmention(stream);
+  quay_device_release(device);
+}
+
+void quay__stream_mention(quay_stream *stream) {
+  atomic_fetch_add_explicit(&stream->mentions, 1, memory_order_relaxed);
+}
+
+void quay__stream_unmention(quay_stream *stream) {
+  if (atomic_fetch_sub_explicit(&stream->mentions, 1, memory_order_acq_rel) == 1)
+    quay__os_free(stream);
+}
+
+quay_stream *quay__stream_try_retain(quay_stream *stream) {
+  unsigned references = atomic_load_explicit(&stream->references, memory_order_relaxed);
+  while (references != 0) {
+    if (atomic_compare_exchange_weak_explicit(&stream->references, &references, references + 1,
+                                              memory_order_acquire, memory_order_relaxed)) {
+      return stream;
+    }
+  }
+  return NULL;
 }
 
 uint64_t quay_stream_id(const quay_stream *stream) {
@@ -124,12 +147,29 @@ bool quay__stream_can_wait(const quay_stream *stream, const quay_event *event) {
           strcmp(stream->device->backend, event->device->backend) == 0);
 }
 
+bool quay__event_dead(const quay_event *event) {
+  return quay_device_health(event->device) == QUAY_HEALTH_LOST ||
+         quay__device_generation(event->device) != event->generation;
+}
+
+/* QUAY_OK unless the event's device is lost, or was reset since. */
+static quay_status check_event(const quay_event *event) {
+  QUAY_TRY(quay__device_check(event->device));
+  if (quay__device_generation(event->device) == event->generation)
+    return QUAY_OK;
+  return quay__fail(QUAY_STATUS_STALE,
+                    "the event is of generation %llu of the device %s, which is at %llu now: it "
+                    "was reset since; record a new one",
+                    (unsigned long long)event->generation, event->device->name,
+                    (unsigned long long)quay__device_generation(event->device));
+}
+
 quay_status quay_stream_wait(quay_stream *stream, quay_event *event) {
   QUAY__REQUIRE(stream);
   QUAY__REQUIRE(event);
   quay_device *device = stream->device;
   QUAY_TRY(quay__device_check(device));
-  QUAY_TRY(quay__device_check(event->device));
+  QUAY_TRY(check_event(event));
   if (!quay__stream_can_wait(stream, event)) {
     return quay__fail(
         QUAY_STATUS_UNSUPPORTED,
@@ -151,18 +191,32 @@ quay_status quay_event_record(quay_stream *stream, quay_event **out_event) {
   quay_event *event = quay__os_malloc(sizeof(*event));
   if (event == NULL)
     return quay__fail_out_of_memory(sizeof(*event), "an event");
-  uint64_t native = 0;
+  *event = (quay_event){
+      .generation = quay__device_generation(device),
+      .begin = atomic_fetch_add_explicit(&stream->clock, 1, memory_order_acq_rel),
+  };
   if (device->has_streams) {
-    const quay_status status = device->vtable.event_record(device, stream->native, &native);
+    const quay_status status = device->vtable.event_record(device, stream->native, &event->native);
     if (status != QUAY_OK) {
       quay__os_free(event);
       return status;
     }
   }
-  *event = (quay_event){.device = quay_device_retain(device), .native = native};
+  event->end = atomic_fetch_add_explicit(&stream->clock, 1, memory_order_acq_rel);
+  event->device = quay_device_retain(device);
   atomic_init(&event->references, 1);
   *out_event = event;
   return QUAY_OK;
+}
+
+quay_status quay__event_record_or_wait(quay_stream *stream, quay_event **out_event) {
+  *out_event = NULL;
+  if (!stream->device->has_streams)
+    return QUAY_OK;
+  quay__error_shield();
+  quay_status status = quay_event_record(stream, out_event);
+  quay__error_unshield();
+  return status == QUAY_OK ? QUAY_OK : quay_stream_synchronize(stream);
 }
 
 quay_status quay_event_query(quay_event *event, bool *out_done) {
@@ -170,7 +224,7 @@ quay_status quay_event_query(quay_event *event, bool *out_done) {
   *out_done = false;
   QUAY__REQUIRE(event);
   quay_device *device = event->device;
-  QUAY_TRY(quay__device_check(device));
+  QUAY_TRY(check_event(event));
   if (device->has_streams)
     return device->vtable.event_query(device, event->native, out_done);
   *out_done = true;
@@ -180,7 +234,7 @@ quay_status quay_event_query(quay_event *event, bool *out_done) {
 quay_status quay_event_synchronize(quay_event *event) {
   QUAY__REQUIRE(event);
   quay_device *device = event->device;
-  QUAY_TRY(quay__device_check(device));
+  QUAY_TRY(check_event(event));
   if (!device->has_streams)
     return QUAY_OK;
   return device->vtable.event_synchronize(device, event->native);
@@ -199,10 +253,9 @@ void quay_event_release(quay_event *event) {
     return;
   quay_device *device = event->device;
   if (device->has_streams) {
-    quay__error_state error;
-    quay__error_save(&error);
+    quay__error_shield();
     device->vtable.event_destroy(device, event->native);
-    quay__error_restore(&error);
+    quay__error_unshield();
   }
   quay__os_free(event);
   quay_device_release(device);

@@ -8,9 +8,11 @@
 #include "core/device_impl.h"
 
 struct quay_stream {
-  atomic_uint references;
-  bool wrapped;        /* the program's: never owned */
-  quay_device *device; /* retained */
+  atomic_uint references;     /* after the last one the backend's stream is gone */
+  atomic_uint mentions;       /* and one for all references: after the last one the object is */
+  atomic_uint_fast64_t clock; /* ticks before and after each event that is recorded */
+  bool wrapped;               /* the program's: never owned */
+  quay_device *device;        /* retained */
   uint64_t id;
   uint64_t native; /* what the device's functions take; 0 on a device without streams */
 };
@@ -19,7 +21,30 @@ struct quay_event {
   atomic_uint references;
   quay_device *device; /* retained: an event outlives its stream */
   uint64_t native;     /* 0 on a device without streams, where it is complete from the start */
+  uint64_t generation; /* of the device when it was recorded */
+  uint64_t begin, end; /* of the stream's clock: it was recorded between the two */
 };
+
+/* A mention keeps the object so that no other stream gets its address, but not the stream: what
+ * remembers a stream must not keep a wrapped one in use that the program wants to destroy. */
+void quay__stream_mention(quay_stream *stream);
+void quay__stream_unmention(quay_stream *stream);
+
+/* A reference on a stream that is mentioned; NULL if it is gone. */
+quay_stream *quay__stream_try_retain(quay_stream *stream);
+
+/* Of two events of one stream: whether `later` certainly was recorded after `earlier`, so that what
+ * waits for it has waited for both. */
+static inline bool quay__event_covers(const quay_event *later, const quay_event *earlier) {
+  return later == earlier || later->begin > earlier->end;
+}
+
+/* Records an event; where there is none to be had, the stream is waited for instead and
+ * `*out_event` is NULL, as on a device without streams. */
+quay_status quay__event_record_or_wait(quay_stream *stream, quay_event **out_event);
+
+/* Whether nothing will ever complete the event any more: its device is lost, or was reset. */
+bool quay__event_dead(const quay_event *event);
 
 /* Whether the stream's device can make its work wait for the event. */
 bool quay__stream_can_wait(const quay_stream *stream, const quay_event *event);

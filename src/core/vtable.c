@@ -150,6 +150,10 @@ quay_status quay__allocator_vtable_check(const quay_allocator_desc *desc, bool d
     return fail_rule(what, desc->name,
                      "the asynchronous group needs a device with the stream group");
   }
+  if (vtable->copy_across_async != NULL && (!whole(async) || vtable->copy_across == NULL)) {
+    return fail_rule(what, desc->name,
+                     "copy_across_async needs copy_across and the asynchronous group");
+  }
   group pages = {.present = 0, .total = 3};
   pages.present += vtable->reserve != NULL;
   pages.present += vtable->commit != NULL;
@@ -174,6 +178,12 @@ static quay_status no_memory_info(quay_device *device, quay_memory_info *out_inf
                         "device %s does not tell how much memory it has", device->name);
 }
 
+static quay_status no_reset(quay_device *device) {
+  return quay_error_set(QUAY_STATUS_UNSUPPORTED, device->backend, 0, NULL,
+                        "device %s can't be reset; a new process begins with a new device",
+                        device->name);
+}
+
 static quay_status already_done(quay_device *device) {
   (void)device;
   return QUAY_OK;
@@ -184,6 +194,8 @@ void quay__device_vtable_fill(quay_device_vtable *vtable) {
     vtable->memory_info = no_memory_info;
   if (vtable->synchronize == NULL)
     vtable->synchronize = already_done;
+  if (vtable->reset == NULL)
+    vtable->reset = no_reset;
 }
 
 /* Defaults of an allocator. */
@@ -275,6 +287,13 @@ static void copied_at_once(quay_allocator *allocator, uint64_t size, quay_use_mo
   (void)out_info;
 }
 
+static quay_status no_copy_across_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                        uint64_t destination_offset, const quay_raw_buffer *source,
+                                        uint64_t source_offset, uint64_t size, uint64_t stream) {
+  (void)stream;
+  return no_copy_across(allocator, destination, destination_offset, source, source_offset, size);
+}
+
 static quay_status fill_in_chunks(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                                   uint64_t size, const void *pattern, size_t pattern_size) {
   unsigned char chunk[DEFAULT_CHUNK]; /* a whole number of every size of pattern */
@@ -339,8 +358,10 @@ void quay__allocator_vtable_fill(quay_allocator_vtable *vtable) {
   DEFAULT(copy_within, copy_within_in_chunks);
   DEFAULT(can_copy_across, never_across);
   DEFAULT(copy_across, no_copy_across);
+  DEFAULT(copy_across_async, no_copy_across_async);
   DEFAULT(lend, nothing_to_lend);
   DEFAULT(copy_info, copied_at_once);
+  DEFAULT(lend_async, nothing_to_lend);
   DEFAULT(fill, fill_in_chunks);
   DEFAULT(flush, nothing_to_flush);
   DEFAULT(advise, advice_not_needed);

@@ -146,7 +146,8 @@ static quay_status fail_duplicate(const parser *p, const place *found) {
 static quay_status fail_json(const parser *p, const char *json, size_t size,
                              const json_error_t *error) {
   const enum json_error_code code = json_error_code(error);
-  if (code == json_error_out_of_memory) {
+  /* Up to jansson 2.14 most failed allocations are told apart by nothing but an empty text. */
+  if (code == json_error_out_of_memory || error->text[0] == '\0') {
     return quay__fail_out_of_memory(size, "the header's JSON");
   }
   const size_t position = error->position < 0 ? 0 : (size_t)error->position;

@@ -159,14 +159,34 @@ static quay_status fault_copy_across(quay_allocator *allocator, quay_raw_buffer 
                                    size);
 }
 
-static quay_status fault_lend(quay_allocator *allocator, const quay_raw_buffer *raw,
-                              uint64_t offset, uint64_t size, quay_use_mode mode) {
+static quay_status fault_copy_across_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                           uint64_t destination_offset,
+                                           const quay_raw_buffer *source, uint64_t source_offset,
+                                           uint64_t size, uint64_t stream) {
+  const bool writes = owned_through(destination, allocator);
+  QUAY_TRY(fault_pass(allocator, writes ? FAULT_COPY_IN : FAULT_COPY_OUT));
+  quay_allocator *inner = allocator->inner;
+  return inner->vtable.copy_across_async(inner, destination, destination_offset, source,
+                                         source_offset, size, stream);
+}
+
+static quay_status fault_pass_lent(quay_allocator *allocator, quay_use_mode mode) {
   if ((mode & QUAY_READ) != 0) {
     QUAY_TRY(fault_pass(allocator, FAULT_COPY_OUT));
   }
-  if ((mode & QUAY_WRITE) != 0) {
-    QUAY_TRY(fault_pass(allocator, FAULT_COPY_IN));
-  }
+  return (mode & QUAY_WRITE) != 0 ? fault_pass(allocator, FAULT_COPY_IN) : QUAY_OK;
+}
+
+static quay_status fault_lend_async(quay_allocator *allocator, const quay_raw_buffer *raw,
+                                    uint64_t offset, uint64_t size, quay_use_mode mode) {
+  QUAY_TRY(fault_pass_lent(allocator, mode));
+  quay_allocator *inner = allocator->inner;
+  return inner->vtable.lend_async(inner, raw, offset, size, mode);
+}
+
+static quay_status fault_lend(quay_allocator *allocator, const quay_raw_buffer *raw,
+                              uint64_t offset, uint64_t size, quay_use_mode mode) {
+  QUAY_TRY(fault_pass_lent(allocator, mode));
   quay_allocator *inner = allocator->inner;
   return inner->vtable.lend(inner, raw, offset, size, mode);
 }
@@ -223,6 +243,7 @@ static quay_allocator_vtable fault_vtable(const quay_allocator *inner) {
       .copy_within = fault_copy_within,
       .copy_across = fault_copy_across,
       .lend = fault_lend,
+      .lend_async = fault_lend_async,
       .fill = fault_fill,
   };
   if (inner->has_async) {
@@ -230,6 +251,7 @@ static quay_allocator_vtable fault_vtable(const quay_allocator *inner) {
     vtable.copy_out_async = fault_copy_out_async;
     vtable.copy_within_async = fault_copy_within_async;
     vtable.fill_async = fault_fill_async;
+    vtable.copy_across_async = fault_copy_across_async;
   }
   return vtable;
 }

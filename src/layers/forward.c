@@ -155,6 +155,22 @@ static quay_status forward_copy_within_async(quay_allocator *allocator,
                                          source_offset, size, stream);
 }
 
+static quay_status forward_copy_across_async(quay_allocator *allocator,
+                                             quay_raw_buffer *destination,
+                                             uint64_t destination_offset,
+                                             const quay_raw_buffer *source, uint64_t source_offset,
+                                             uint64_t size, uint64_t stream) {
+  quay_allocator *inner = allocator->inner;
+  return inner->vtable.copy_across_async(inner, destination, destination_offset, source,
+                                         source_offset, size, stream);
+}
+
+static quay_status forward_lend_async(quay_allocator *allocator, const quay_raw_buffer *raw,
+                                      uint64_t offset, uint64_t size, quay_use_mode mode) {
+  quay_allocator *inner = allocator->inner;
+  return inner->vtable.lend_async(inner, raw, offset, size, mode);
+}
+
 static quay_status forward_fill_async(quay_allocator *allocator, quay_raw_buffer *raw,
                                       uint64_t offset, uint64_t size, const void *pattern,
                                       size_t pattern_size, uint64_t stream) {
@@ -179,8 +195,10 @@ void quay__forward_fill(quay_allocator_vtable *vtable, const quay_allocator *inn
   FORWARD(copy_within);
   FORWARD(can_copy_across);
   FORWARD(copy_across);
+  FORWARD(copy_across_async);
   FORWARD(lend);
   FORWARD(copy_info);
+  FORWARD(lend_async);
   FORWARD(fill);
   FORWARD(flush);
   FORWARD(advise);

@@ -38,6 +38,10 @@ typedef struct track_identity {
   uint32_t stamp; /* 0: it carries none */
 } track_identity;
 
+static quay__track_layer *layer_of(quay_allocator *allocator) {
+  return allocator->self;
+}
+
 /* Recognising blocks. */
 
 static uint64_t hash_handle(const uint64_t *handle) {
@@ -99,11 +103,11 @@ static bool same_stamp(const quay__track_entry *entry, const track_identity *ide
 }
 
 /* The live block that is just what `identity` says. */
-static quay__track_entry *find_live(const quay__track_layer *layer,
+static quay__track_entry *find_live(const quay__track_index *index,
                                     const track_identity *identity) {
   quay__track_key key = identity->key;
   for (;;) {
-    quay__track_entry *entry = quay__track_index_from(&layer->live, key);
+    quay__track_entry *entry = quay__track_index_from(index, key);
     if (entry == NULL || entry->key.addressed != key.addressed || entry->key.value != key.value ||
         entry->key.sized != key.sized) {
       return NULL;
@@ -142,15 +146,14 @@ static quay__track_entry *find_recent(quay__track_layer *layer, const track_iden
 
 /* Adding and removing. */
 
-/* Enters a block that the inner allocator has just made. */
-static void record(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t size,
+/* Enters a block that the inner allocator has just made, or that was adopted. */
+static void record(quay_allocator *allocator, quay_raw_buffer *raw, quay__track_index *index,
                    quay__track_entry *entry) {
   quay__track_layer *layer = allocator->self;
-  raw->size = size;
   const track_identity identity = identify(allocator, raw);
   *entry = (quay__track_entry){
       .key = identity.key,
-      .size = size,
+      .size = raw->size,
       .stamp = identity.stamp,
       .file = quay__place.file,
       .line = quay__place.line,
@@ -163,15 +166,15 @@ static void record(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t siz
   if (entry->stamp == 0) {
     entry->stamp = (uint32_t)(layer->serial % TRACK_STAMP_MASK) + 1;
   }
-  quay__track_index_add(&layer->live, entry);
+  quay__track_index_add(index, entry);
   layer->peak_bytes = quay__max(layer->peak_bytes, layer->live.bytes);
   quay__lock_release(&layer->lock);
   raw->flags |= entry->stamp << TRACK_STAMP_SHIFT;
 }
 
 /* Takes an entry out and remembers it. With the lock held. */
-static void forget(quay__track_layer *layer, quay__track_entry *entry) {
-  quay__track_index_remove(&layer->live, entry);
+static void forget(quay__track_layer *layer, quay__track_index *index, quay__track_entry *entry) {
+  quay__track_index_remove(index, entry);
   layer->recent[layer->recent_count++ % QUAY__TRACK_RECENT] = *entry;
 }
 
@@ -190,7 +193,8 @@ static quay_status track_alloc(quay_allocator *allocator, const quay_alloc_reque
     quay__os_free(entry);
     return status;
   }
-  record(allocator, out_raw, request->size, entry);
+  out_raw->size = request->size;
+  record(allocator, out_raw, &layer_of(allocator)->live, entry);
   return QUAY_OK;
 }
 
@@ -206,7 +210,8 @@ static quay_status track_reserve(quay_allocator *allocator, uint64_t size, uint6
     quay__os_free(entry);
     return status;
   }
-  record(allocator, out_raw, size, entry);
+  out_raw->size = size;
+  record(allocator, out_raw, &layer_of(allocator)->live, entry);
   return QUAY_OK;
 }
 
@@ -224,7 +229,7 @@ typedef enum track_verdict {
 /* With the lock held. `*out_entry` is the block that the verdict is about, NULL for FOREIGN. */
 static track_verdict judge(quay__track_layer *layer, const track_identity *identity,
                            quay__track_entry **out_entry) {
-  *out_entry = find_live(layer, identity);
+  *out_entry = find_live(&layer->live, identity);
   if (*out_entry != NULL) {
     return TRACK_LIVE;
   }
@@ -323,7 +328,7 @@ static track_finding look_up(quay_allocator *allocator, const quay_raw_buffer *r
     finding.block = quay__track_block_of(entry);
   }
   if (out_entry != NULL && finding.verdict == TRACK_LIVE) {
-    forget(layer, entry);
+    forget(layer, &layer->live, entry);
     *out_entry = entry;
   }
   quay__lock_release(&layer->lock);
@@ -356,10 +361,46 @@ static void track_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_eve
   raw->flags |= QUAY__RAW_REFUSED;
 }
 
+/* Adopted memory. */
+
+static quay_status track_adopt(quay_allocator *allocator, quay_raw_buffer *raw) {
+  quay__track_entry *entry = quay__os_malloc(sizeof *entry);
+  if (entry == NULL) {
+    return fail_record();
+  }
+  record(allocator, raw, &layer_of(allocator)->adopted, entry);
+  return QUAY_OK;
+}
+
+static bool track_unadopt(quay_allocator *allocator, const quay_raw_buffer *raw) {
+  quay__track_layer *layer = allocator->self;
+  track_finding finding = {.identity = identify(allocator, raw), .verdict = TRACK_FOREIGN};
+  quay__lock_acquire(&layer->lock);
+  quay__track_entry *entry = find_live(&layer->adopted, &finding.identity);
+  if (entry != NULL) {
+    forget(layer, &layer->adopted, entry);
+  } else {
+    const quay__track_entry *recent = find_recent(layer, &finding.identity);
+    if (recent != NULL) {
+      finding.verdict = TRACK_FREED;
+      finding.block = quay__track_block_of(recent);
+    }
+  }
+  quay__lock_release(&layer->lock);
+  if (entry != NULL) {
+    quay__os_free(entry);
+    return true;
+  }
+  char text[2 * QUAY__TRACK_TEXT_SIZE];
+  describe_finding(&finding, text);
+  quay_log(QUAY_LOG_ERROR, "track layer: refused to free an adopted %s", text);
+  return false;
+}
+
 /* Checking. */
 
-/* Refuses a range that is not within a live block. Adopted memory is never in the index, and memory
- * of another owner is that owner's to check. */
+/* Refuses a range that is not within a live block. Adopted memory is not among them, and memory of
+ * another owner is that owner's to check. */
 static quay_status check(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
                          uint64_t size, const char *what) {
   if ((raw->flags & QUAY_RAW_ADOPTED) != 0 || !owned_through(raw, allocator)) {
@@ -416,11 +457,29 @@ static quay_status track_copy_across(quay_allocator *allocator, quay_raw_buffer 
                                    size);
 }
 
+static quay_status track_copy_across_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                           uint64_t destination_offset,
+                                           const quay_raw_buffer *source, uint64_t source_offset,
+                                           uint64_t size, uint64_t stream) {
+  QUAY_TRY(check(allocator, destination, destination_offset, size, "write"));
+  QUAY_TRY(check(allocator, source, source_offset, size, "read"));
+  quay_allocator *inner = allocator->inner;
+  return inner->vtable.copy_across_async(inner, destination, destination_offset, source,
+                                         source_offset, size, stream);
+}
+
 static quay_status track_lend(quay_allocator *allocator, const quay_raw_buffer *raw,
                               uint64_t offset, uint64_t size, quay_use_mode mode) {
   QUAY_TRY(check(allocator, raw, offset, size, mode == QUAY_READ ? "read" : "write"));
   quay_allocator *inner = allocator->inner;
   return inner->vtable.lend(inner, raw, offset, size, mode);
+}
+
+static quay_status track_lend_async(quay_allocator *allocator, const quay_raw_buffer *raw,
+                                    uint64_t offset, uint64_t size, quay_use_mode mode) {
+  QUAY_TRY(check(allocator, raw, offset, size, mode == QUAY_READ ? "read" : "write"));
+  quay_allocator *inner = allocator->inner;
+  return inner->vtable.lend_async(inner, raw, offset, size, mode);
 }
 
 static quay_status track_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
@@ -477,9 +536,9 @@ static quay_status track_release(quay_allocator *allocator, quay_raw_buffer *raw
   }
   QUAY_TRY(quay__release(allocator->inner, raw, out_memory));
   quay__lock_acquire(&layer->lock);
-  quay__track_entry *entry = find_live(layer, &finding.identity);
+  quay__track_entry *entry = find_live(&layer->live, &finding.identity);
   if (entry != NULL) {
-    forget(layer, entry);
+    forget(layer, &layer->live, entry);
   }
   quay__lock_release(&layer->lock);
   quay__os_free(entry);
@@ -495,13 +554,18 @@ static void track_stats(quay_allocator *allocator, quay_backend_stats *out_stats
   quay__lock_release(&layer->lock);
 }
 
-void quay__track_destroy(void *self) {
-  quay__track_layer *layer = self;
-  while (layer->live.oldest != NULL) {
-    quay__track_entry *entry = layer->live.oldest;
-    quay__track_index_remove(&layer->live, entry);
+static void clear(quay__track_index *index) {
+  while (index->oldest != NULL) {
+    quay__track_entry *entry = index->oldest;
+    quay__track_index_remove(index, entry);
     quay__os_free(entry);
   }
+}
+
+void quay__track_destroy(void *self) {
+  quay__track_layer *layer = self;
+  clear(&layer->live);
+  clear(&layer->adopted);
   quay__lock_destroy(&layer->lock);
   quay__os_free(layer);
 }
@@ -520,6 +584,7 @@ static quay_allocator_vtable track_vtable(const quay_allocator *inner) {
       .copy_within = track_copy_within,
       .copy_across = track_copy_across,
       .lend = track_lend,
+      .lend_async = track_lend_async,
       .fill = track_fill,
       .stats = track_stats,
       .release = track_release,
@@ -532,6 +597,7 @@ static quay_allocator_vtable track_vtable(const quay_allocator *inner) {
     vtable.copy_out_async = track_copy_out_async;
     vtable.copy_within_async = track_copy_within_async;
     vtable.fill_async = track_fill_async;
+    vtable.copy_across_async = track_copy_across_async;
   }
   return vtable;
 }
@@ -552,6 +618,8 @@ static quay_status track_open(const quay_spec_args *args, quay_allocator *inner,
     return status;
   }
   (*out_allocator)->report_leaks = quay__track_report_leaks;
+  (*out_allocator)->adopt = track_adopt;
+  (*out_allocator)->unadopt = track_unadopt;
   return QUAY_OK;
 }
 

@@ -14,6 +14,7 @@
 typedef struct quay__track_layer {
   quay__lock lock; /* guards what follows up to `addresses` */
   quay__track_index live;
+  quay__track_index adopted; /* may overlap live blocks and each other, and count nowhere */
   uint64_t serial;
   uint64_t peak_bytes;
   quay__track_entry recent[QUAY__TRACK_RECENT]; /* a ring of entries that were removed */

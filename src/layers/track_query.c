@@ -32,12 +32,13 @@ void quay__track_describe(const quay_track_block *block,
            block->size, block->address, block->serial, place, block->caller);
 }
 
-/* Copies the live blocks out, by serial number. `*out_blocks` is freed with quay__os_free(). */
-static quay_status snapshot(quay__track_layer *layer, quay_track_block **out_blocks,
-                            size_t *out_count) {
+/* Copies the blocks of one of the layer's indices out, by serial number. `*out_blocks` is freed
+ * with quay__os_free(). */
+static quay_status snapshot(quay__track_layer *layer, const quay__track_index *index,
+                            quay_track_block **out_blocks, size_t *out_count) {
   for (;;) {
     quay__lock_acquire(&layer->lock);
-    const uint64_t expected = layer->live.count;
+    const uint64_t expected = index->count;
     quay__lock_release(&layer->lock);
 
     quay_track_block *blocks = quay__os_calloc(expected + 1, sizeof *blocks);
@@ -47,8 +48,8 @@ static quay_status snapshot(quay__track_layer *layer, quay_track_block **out_blo
     }
     size_t count = 0;
     quay__lock_acquire(&layer->lock);
-    const bool fits = layer->live.count <= expected + 1;
-    for (const quay__track_entry *entry = layer->live.oldest; fits && entry != NULL;
+    const bool fits = index->count <= expected + 1;
+    for (const quay__track_entry *entry = index->oldest; fits && entry != NULL;
          entry = entry->younger) {
       blocks[count++] = quay__track_block_of(entry);
     }
@@ -62,24 +63,30 @@ static quay_status snapshot(quay__track_layer *layer, quay_track_block **out_blo
   }
 }
 
-static void log_leaks(const quay_track_block *blocks, size_t count) {
+static void log_leaks(const quay_track_block *blocks, size_t count, const char *adopted) {
   for (size_t i = 0; i < count; i++) {
     char text[QUAY__TRACK_TEXT_SIZE];
     quay__track_describe(&blocks[i], text);
-    quay_log(QUAY_LOG_ERROR, "track layer: not freed: %s", text);
+    quay_log(QUAY_LOG_ERROR, "track layer: not freed: %s%s", adopted, text);
   }
 }
 
-void quay__track_report_leaks(quay_allocator *allocator) {
+static void report(quay__track_layer *layer, const quay__track_index *index, const char *adopted) {
   quay_track_block *blocks = NULL;
   size_t count = 0;
-  quay__error_state error;
-  quay__error_save(&error);
-  if (snapshot(allocator->self, &blocks, &count) != QUAY_OK) {
+  if (snapshot(layer, index, &blocks, &count) != QUAY_OK) {
     quay_log(QUAY_LOG_ERROR, "track layer: leaks can't be listed: %s", quay_last_error()->message);
   }
-  log_leaks(blocks, count);
+  log_leaks(blocks, count, adopted);
   quay__os_free(blocks);
+}
+
+void quay__track_report_leaks(quay_allocator *allocator) {
+  quay__track_layer *layer = allocator->self;
+  quay__error_state error;
+  quay__error_save(&error);
+  report(layer, &layer->live, "");
+  report(layer, &layer->adopted, "adopted ");
   quay__error_restore(&error);
 }
 
@@ -109,7 +116,7 @@ quay_status quay_track_visit(quay_allocator *allocator, quay_track_visitor visit
   quay_track_block *blocks = NULL;
   size_t count = 0;
   QUAY_TRY(find_track(allocator, "quay_track_visit", &layer));
-  QUAY_TRY(snapshot(layer, &blocks, &count));
+  QUAY_TRY(snapshot(layer, &layer->live, &blocks, &count));
   for (size_t i = 0; i < count && visitor(user, &blocks[i]); i++) {
   }
   quay__os_free(blocks);
@@ -160,7 +167,7 @@ quay_status quay_track_check(quay_allocator *allocator) {
   quay_track_block *blocks = NULL;
   size_t count = 0;
   QUAY_TRY(find_track(allocator, "quay_track_check", &layer));
-  QUAY_TRY(snapshot(layer, &blocks, &count));
+  QUAY_TRY(snapshot(layer, &layer->live, &blocks, &count));
   if (count == 0) {
     quay__os_free(blocks);
     return QUAY_OK;
@@ -169,7 +176,7 @@ quay_status quay_track_check(quay_allocator *allocator) {
   for (size_t i = 0; i < count; i++) {
     bytes += blocks[i].size;
   }
-  log_leaks(blocks, count);
+  log_leaks(blocks, count, "");
   char oldest[QUAY__TRACK_TEXT_SIZE];
   quay__track_describe(&blocks[0], oldest);
   quay__os_free(blocks);

@@ -6,12 +6,12 @@
  * pwrite grows again by that write; and where a sandbox forbids calls on the process's own memory,
  * pages are populated and then touched, which a truncation in between turns into SIGBUS. */
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 
 #include "core/checked.h"
-#include "core/environment.h"
+#include "core/copy_route.h"
+#include "core/copy_threads.h"
 #include "core/error.h"
 #include "core/host_copy.h"
 #include "core/os.h"
@@ -32,6 +32,9 @@
 
 /* Transfers from this size on are split between threads. */
 #define PARALLEL_MIN ((uint64_t)2 << 20)
+
+/* From here on reads of what is in the page cache are worth read.c's preparations. */
+#define CACHED_MIN ((uint64_t)8 << 20)
 
 /* Below, direct I/O costs more than the page cache. */
 #define DIRECT_MIN ((uint64_t)64 << 10)
@@ -143,6 +146,13 @@ static int read_file(const quay__mapping *mapping, uint64_t offset, unsigned cha
     return error;
   return read_buffered(mapping, offset + head + middle, memory + head + middle,
                        size - head - middle);
+}
+
+/* The same for ranges of CACHED_MIN and more. */
+static int read_large(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                      uint64_t size) {
+  const uint64_t done = quay__mmap_read_cached(mapping, offset, memory, size);
+  return read_buffered(mapping, offset + done, memory + done, size - done);
 }
 
 /* Moving: writing the file. Its size is looked at before each piece, since a write past the end
@@ -323,19 +333,17 @@ void quay__mmap_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mod
   (void)allocator;
   if (size < PARALLEL_MIN || mode != QUAY_READ)
     return;
-  /* A bad $QUAY_COPY_THREADS is an error of the copy, not of the plan. */
+  /* The router has reported a bad $QUAY_COPY_THREADS. */
   quay__error_state before;
   quay__error_save(&before);
   uint32_t threads = 1;
-  if (quay__environment_copy_threads(&threads) != QUAY_OK)
+  if (quay__copy_threads(&threads) != QUAY_OK)
     quay__error_restore(&before);
   out_info->chunk = piece_of(size, threads);
   out_info->threads = (uint32_t)quay__min(threads, (size - 1) / out_info->chunk + 1);
 }
 
-static quay_status transfer_in_pieces(transfer *job) {
-  uint32_t threads = 1;
-  QUAY_TRY(quay__environment_copy_threads(&threads));
+static quay_status transfer_in_pieces(transfer *job, uint32_t threads) {
   const uint64_t piece = piece_of(job->size, threads);
   job->piece = piece;
   job->head = head_of(job);
@@ -344,14 +352,29 @@ static quay_status transfer_in_pieces(transfer *job) {
   return quay__workers_run(threads, count, transfer_piece, job);
 }
 
+/* What can be told before the first byte has moved. */
+static quay_status check_before(const transfer *job, uint32_t *out_threads) {
+  quay_status status = quay__copy_threads(out_threads);
+  if (status == QUAY_OK && job->other != NULL)
+    status = quay__mapping_check_size(job->other);
+  if (status == QUAY_OK)
+    status = quay__mapping_check_size(job->mapping);
+  if (status != QUAY_OK)
+    quay__copy_refused();
+  return status;
+}
+
 /* Moves the whole range, then looks whether the file is still what it was: the last page of one
  * that was truncated reads as zeros without any error. */
 static quay_status transfer_run(transfer *job) {
   /* Writers of one file wait for each other in the kernel, and plain copies split themselves. */
   const bool splits =
-      job->move == read_file || job->move == read_guarded || job->move == write_guarded;
+      job->move != write_file && job->move != read_plain && job->move != write_plain;
   const bool large = job->size >= PARALLEL_MIN;
-  QUAY_TRY(splits && large ? transfer_in_pieces(job) : transfer_range(job, 0, job->size));
+  uint32_t threads = 1;
+  if (large)
+    QUAY_TRY(check_before(job, &threads));
+  QUAY_TRY(splits && large ? transfer_in_pieces(job, threads) : transfer_range(job, 0, job->size));
   if (job->other != NULL)
     QUAY_TRY(quay__mapping_check_size(job->other));
   return quay__mapping_check_size(job->mapping);
@@ -365,6 +388,9 @@ static quay_status read_into(const quay__mapping *mapping, uint64_t offset, void
                   .offset = offset,
                   .memory = memory,
                   .size = size};
+  /* Memory that may be taken away is for the kernel to write to. */
+  if (other == NULL && size >= CACHED_MIN && quay__mmap_reads_cached(mapping))
+    job.move = read_large;
   return transfer_run(&job);
 }
 
@@ -436,8 +462,10 @@ static bool overlaps(const within *job, bool *out_backwards) {
 static quay_status copy_bounced(const within *job, bool backwards) {
   const uint64_t chunk = quay__min(job->size, BOUNCE_SIZE);
   unsigned char *bounce = quay__os_malloc(chunk);
-  if (bounce == NULL)
+  if (bounce == NULL) {
+    quay__copy_refused();
     return quay__fail_out_of_memory(chunk, "a copy between two files");
+  }
   quay_status status = QUAY_OK;
   for (uint64_t done = 0; done < job->size && status == QUAY_OK;) {
     const uint64_t step = quay__min(chunk, job->size - done);
@@ -497,8 +525,10 @@ quay_status quay__mmap_fill(quay_allocator *allocator, quay_raw_buffer *raw, uin
   }
   const uint64_t chunk = quay__min(size, FILL_SIZE); /* a whole number of patterns */
   unsigned char *filled = quay__os_malloc(chunk);
-  if (filled == NULL)
+  if (filled == NULL) {
+    quay__copy_refused();
     return quay__fail_out_of_memory(chunk, "filling a file");
+  }
   quay__host_fill(filled, chunk, pattern, pattern_size);
   quay_status status = QUAY_OK;
   for (uint64_t done = 0; done < size && status == QUAY_OK; done += chunk) {
@@ -538,8 +568,8 @@ quay_status quay__mmap_flush(quay_allocator *allocator, const quay_raw_buffer *r
   return quay__mapping_check_size(mapping);
 }
 
-/* Advice that must not change contents. Pages of our own file mappings may be dropped, they are in
- * the file; others may be private, so that they are only marked as cold. */
+/* Advice that must not change contents. Pages of our own file mappings may be dropped, they stay in
+ * the page cache; others may be private, so that they are only marked as cold. */
 static int madvise_of(const quay__mapping *mapping, quay_advice advice) {
   switch (advice) {
   case QUAY_ADVICE_NORMAL:
@@ -566,15 +596,13 @@ quay_status quay__mmap_advise(quay_allocator *allocator, const quay_raw_buffer *
   unsigned char *start;
   uint64_t bytes;
   pages_of(mapping, place, size, &start, &bytes);
+  if (advice == QUAY_ADVICE_DONT_NEED)
+    quay__populated_drop(mapping, place, size);
   /* EINVAL: this kernel or file system does not know the advice, which then does nothing. */
   if (quay__os_madvise(start, bytes, madvise_of(mapping, advice)) != 0 && errno != EINVAL) {
     return quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
                             "advising on %llu bytes at offset %llu of '%s' failed",
                             (unsigned long long)size, (unsigned long long)place, mapping->path);
-  }
-  /* The mapping's pages have gone, but the page cache still has them. */
-  if (advice == QUAY_ADVICE_DONT_NEED && mapping->shared) {
-    (void)quay__os_fadvise(mapping->file, place, size, POSIX_FADV_DONTNEED);
   }
   return QUAY_OK;
 }

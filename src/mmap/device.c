@@ -31,7 +31,8 @@ static quay_status check_directory(const char *spec, const char *directory) {
 static quay_status probe(const char *spec, const char *directory) {
   quay__mapping *mapping = NULL;
   if (quay__mapping_block(directory, 1, 1, &mapping) != QUAY_OK) {
-    return quay__error_append(" (opening \"%s\")", spec);
+    return quay__error_append(" (the directory was probed with 1 byte when \"%s\" was opened)",
+                              spec);
   }
   (void)quay__mapping_release(mapping);
   return QUAY_OK;

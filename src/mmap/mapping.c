@@ -86,6 +86,7 @@ static quay__mapping *mapping_new(const char *path) {
 
 static uint32_t mapping_destroy(quay__mapping *mapping) {
   uint32_t problems = 0;
+  quay__populated_free(mapping);
   if (mapping->mapped != 0 && quay__os_munmap(mapping->address, mapping->mapped) != 0) {
     problems = 1;
     quay__mmap_log_errno("unmapping", mapping->path, errno);

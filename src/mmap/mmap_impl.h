@@ -18,8 +18,8 @@ typedef enum quay__mapping_access {
 } quay__mapping_access;
 
 /* A mapping of a file, or a descriptor without one. Mappings that the table lists are shared and
- * counted; all others belong to one raw buffer. But for `references`, `next` and `listed` nothing
- * changes after it was made. */
+ * counted; all others belong to one raw buffer. But for `references`, `next`, `listed` and what is
+ * populated nothing changes after it was made. */
 typedef struct quay__mapping {
   struct quay__mapping *next; /* in its bucket; this and the next two: QUAY__LOCK_MAPPINGS */
   uint64_t references;
@@ -41,7 +41,8 @@ typedef struct quay__mapping {
   ino_t inode;
   quay_release_callback release; /* of an adopted mapping; may be NULL */
   void *user;
-  char path[]; /* for messages */
+  _Atomic(struct quay__populated *) populated; /* read.c's; NULL: nothing */
+  char path[];                                 /* for messages */
 } quay__mapping;
 
 /* Opens a regular file and maps it, or takes one more reference on the mapping that is there. Only
@@ -117,6 +118,23 @@ quay_status quay__mmap_flush(quay_allocator *allocator, const quay_raw_buffer *r
                              uint64_t size);
 quay_status quay__mmap_advise(quay_allocator *allocator, const quay_raw_buffer *raw,
                               uint64_t offset, uint64_t size, quay_advice advice);
+
+/* read.c */
+
+/* Whether reads of a large range should try quay__mmap_read_cached() first. */
+bool quay__mmap_reads_cached(const quay__mapping *mapping);
+
+/* Reads the first bytes of a range into plain host memory as long as they are in the page cache,
+ * and returns how many. The rest, and what is wrong with it, is for pread to find out. */
+uint64_t quay__mmap_read_cached(const quay__mapping *mapping, uint64_t offset,
+                                unsigned char *memory, uint64_t size);
+
+/* Takes the pieces that such reads have populated in the range out of the process's resident
+ * memory; `size` is at least 1. The page cache keeps them. */
+void quay__populated_drop(const quay__mapping *mapping, uint64_t offset, uint64_t size);
+
+/* Forgets all pieces of a mapping that goes. */
+void quay__populated_free(quay__mapping *mapping);
 
 /* allocator.c */
 

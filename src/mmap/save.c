@@ -157,7 +157,8 @@ static quay_status write_window(const quay_buffer *buffer, const quay__atomic_fi
       .allocator = storage->allocator, .raw = &storage->raw, .offset = buffer->offset};
   const quay_copy_options copy = {.progress = options->progress,
                                   .progress_user = options->progress_user};
-  const quay_status status = quay__route_copy(&to, &from, size, &copy);
+  bool moved; /* to the new file, which nobody has seen */
+  const quay_status status = quay__route_copy(&to, &from, size, &copy, &moved);
   (void)quay__mapping_release(mapping);
   return status;
 }
@@ -178,6 +179,8 @@ quay_status quay_buffer_save(const quay_buffer *buffer, const char *path,
   QUAY_TRY(quay__atomic_file_begin(path, options->permissions, &fresh));
   const quay_status status = buffer->size != 0 ? write_window(buffer, &fresh, options) : QUAY_OK;
   if (status != QUAY_OK) {
+    (void)quay__error_append(fresh.replaces ? "; '%s' is as it was" : "; '%s' was not made",
+                             fresh.target);
     quay__atomic_file_abort(&fresh);
     return status;
   }

@@ -6,6 +6,7 @@ import os
 import pty
 import struct
 import subprocess
+import unicodedata
 import unittest
 
 from support.program import DATA, PROGRAM, ProgramTest, pattern, safetensors
@@ -167,6 +168,27 @@ class Table(ProgramTest):
             self.assertIn(escaped, output)
         for character in ("\x1b", "\x7f", "\u202e", "\x85"):
             self.assertNotIn(character, output)
+
+
+    def test_format_characters_in_names_are_escaped(self):
+        invisible = [
+            chr(code)
+            for code in range(0x110000)
+            if unicodedata.category(chr(code)) in ("Cc", "Cf", "Zl", "Zp") and code != 0
+        ] + ["\u034f", "\u115f", "\u3164", "\uffa0"]
+        tensors = [(f"<{c}>", "U8", [1], b"x") for c in invisible]
+        output = self.succeed("load", self.write("f", safetensors(tensors)))
+        for character in invisible:
+            if character != "\n":
+                self.assertNotIn(character, output, f"U+{ord(character):04X}")
+        self.assertIn("<\\u{200b}>", output)
+
+    def test_what_changes_the_look_of_a_character_is_not_escaped(self):
+        names = ["\u2764\ufe0f", "e\u0301", "\u0928\u093f"]
+        tensors = [(name, "U8", [1], b"x") for name in names]
+        output = self.succeed("load", self.write("f", safetensors(tensors)))
+        for name in names:
+            self.assertIn(name, output)
 
 
 class Failures(ProgramTest):

@@ -168,3 +168,64 @@ Test(pairs, the_plan_names_both_kinds_and_gives_a_reason) {
   contract_close(peer);
   contract_close(target);
 }
+
+/* On streams of either side: there and back again, with a fill in between, while nothing is waited
+ * for until the end. */
+static void copy_on_streams(quay_allocator *target, quay_allocator *peer, uint64_t size) {
+  quay_stream *streams[2] = {NULL, NULL};
+  CONTRACT_OK(quay_stream_create(quay_allocator_device(target), NULL, &streams[0]));
+  CONTRACT_OK(quay_stream_create(quay_allocator_device(peer), NULL, &streams[1]));
+  quay_buffer *source = contract_buffer(peer, size, 6), *back = contract_buffer(peer, size, 7);
+  quay_buffer *middle = contract_buffer(target, size + 13, 0);
+  quay_test_block content = quay_test_block_make(size, 0, 6);
+  for (size_t i = 0; i < 4; i++) {
+    const quay_copy_options to = {.stream = streams[i % 2]}, from = {.stream = streams[i / 2]};
+    const unsigned char byte = (unsigned char)(i + 1);
+    CONTRACT_OK(quay_buffer_fill_on(middle, &byte, 1, streams[0]));
+    CONTRACT_OK(quay_buffer_copy_region(middle, 13, source, 0, size, &to));
+    CONTRACT_OK(quay_buffer_copy_region(back, 0, middle, 13, size, &from));
+    contract_check_bytes(back, content.data, "what came back");
+    CONTRACT_OK(quay_buffer_fill_on(back, &byte, 1, streams[1]));
+  }
+  quay_test_block_free(&content);
+  quay_buffer_release(source);
+  quay_buffer_release(back);
+  quay_buffer_release(middle);
+  for (size_t i = 0; i < 2; i++) {
+    CONTRACT_OK(quay_stream_synchronize(streams[i]));
+    quay_stream_release(streams[i]);
+  }
+  CONTRACT_OK(quay_collect(NULL));
+}
+
+Test(pairs, copies_and_fills_on_streams_of_either_side_stay_in_order) {
+  static const uint64_t sizes[] = {1, 1000, 65537, 5000000};
+  quay_allocator *target = contract_open();
+  quay_allocator *peer = contract_open_peer();
+  for (size_t s = 0; s < CONTRACT_COUNT(sizes); s++)
+    copy_on_streams(target, peer, sizes[s]);
+  contract_close(peer);
+  contract_close(target);
+}
+
+Test(pairs, the_source_of_a_copy_on_a_stream_may_be_released_at_once) {
+  quay_allocator *target = contract_open();
+  quay_allocator *peer = contract_open_peer();
+  quay_stream *stream = NULL;
+  CONTRACT_OK(quay_stream_create(quay_allocator_device(target), NULL, &stream));
+  quay_buffer *destination = contract_buffer(target, 100000, 0);
+  quay_buffer *source = contract_buffer(peer, 100000, 8);
+  const quay_copy_options options = {.stream = stream};
+  CONTRACT_OK(quay_buffer_copy_region(destination, 0, source, 0, 100000, &options));
+  quay_buffer_release(source);
+  quay_buffer *next = contract_buffer(peer, 100000, 9);
+  quay_test_block content = quay_test_block_make(100000, 0, 8);
+  contract_check_bytes(destination, content.data, "of a released source");
+  quay_test_block_free(&content);
+  quay_buffer_release(next);
+  quay_buffer_release(destination);
+  quay_stream_release(stream);
+  CONTRACT_OK(quay_collect(NULL));
+  contract_close(peer);
+  contract_close(target);
+}

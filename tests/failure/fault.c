@@ -91,12 +91,12 @@ WRAP(int, quay__os_fallocate, ENOSPC, ENOSPC, (int file, uint64_t offset, uint64
      (file, offset, size))
 WRAP(ssize_t, quay__os_pread, -1, EIO, (int file, void *buffer, size_t size, uint64_t offset),
      (file, buffer, size, offset))
+WRAP(ssize_t, quay__os_pread_cached, -1, EAGAIN,
+     (int file, void *buffer, size_t size, uint64_t offset), (file, buffer, size, offset))
 WRAP(ssize_t, quay__os_pwrite, -1, ENOSPC,
      (int file, const void *buffer, size_t size, uint64_t offset), (file, buffer, size, offset))
 WRAP(int, quay__os_fsync, -1, EIO, (int file), (file))
 WRAP(int, quay__os_fdatasync, -1, EIO, (int file), (file))
-WRAP(int, quay__os_fadvise, -1, EINVAL, (int file, uint64_t offset, uint64_t size, int advice),
-     (file, offset, size, advice))
 WRAP(int, quay__os_fchmod, -1, EPERM, (int file, mode_t mode), (file, mode))
 WRAP(int, quay__os_rename, -1, EACCES, (const char *from, const char *to), (from, to))
 WRAP(int, quay__os_link, -1, EACCES, (const char *from, const char *to), (from, to))

@@ -67,6 +67,14 @@ static quay_status fill_async(quay_allocator *allocator, quay_raw_buffer *raw, u
   return QUAY_OK;
 }
 
+static quay_status across_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                uint64_t destination_offset, const quay_raw_buffer *source,
+                                uint64_t source_offset, uint64_t size, uint64_t stream) {
+  (void)allocator, (void)destination, (void)destination_offset, (void)source, (void)source_offset;
+  (void)size, (void)stream;
+  return QUAY_OK;
+}
+
 Test(allocator, a_table_that_breaks_a_rule_is_refused_with_the_rule_named) {
   RULE(table.vtable.destroy = NULL, "destroy");
   RULE(table.vtable.alloc = NULL, "alloc");
@@ -86,6 +94,7 @@ Test(allocator, a_table_that_breaks_a_rule_is_refused_with_the_rule_named) {
         table.vtable.decommit = commit, table.desc.page_size = 3000),
        "page_size");
   RULE(table.vtable.fill_async = fill_async, "asynchronous group");
+  RULE(table.vtable.copy_across_async = across_async, "copy_across_async");
   RULE(table.vtable.host_pointer = NULL, "host_pointer");
   RULE(table.desc.flags = 0, "host_pointer");
   RULE(table.desc.flags |= 1u << 20, "flags");

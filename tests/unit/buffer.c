@@ -263,6 +263,14 @@ Test(buffer, success_leaves_the_last_error_alone) {
 
 /* Lazy buffers. */
 
+Test(buffer, sealing_a_lazy_buffer_says_so) {
+  quay_buffer *b = lazy_bytes(NULL, 15);
+  MUST_FAIL(quay_buffer_seal(b), NOT_ALLOCATED);
+  cr_expect_not_null(strstr(quay_last_error()->message, "sealing a lazy buffer of 15 bytes"));
+  cr_expect_not(quay_buffer_is_sealed(b));
+  quay_buffer_release(b);
+}
+
 Test(buffer, a_lazy_buffer_is_not_allocated_until_it_is_written) {
   quay_allocator *a = manual_open(&(manual_options){0});
   quay_buffer *b = lazy_bytes(a, 15);
@@ -664,4 +672,20 @@ Test(buffer, shutdown_is_busy_while_a_buffer_lives) {
   MUST_FAIL(quay_shutdown(), BUSY);
   quay_buffer_release(b);
   MUST(quay_shutdown());
+}
+
+Test(buffer, the_pointers_of_a_raw_buffer_are_refused_once_its_device_is_lost) {
+  quay_allocator *a = manual_open(&(manual_options){.plain = true, .kind = QUAY_MEMORY_PAGEABLE});
+  quay_raw_buffer raw;
+  void *pointer = &raw;
+  uint64_t address = 1;
+  MUST(quay_allocator_alloc(a, 100, NULL, &raw));
+  MUST(quay_raw_buffer_host_pointer(&raw, &pointer));
+  quay_device_mark_lost(quay_allocator_device(a), 0, NULL, "gone");
+  MUST_FAIL(quay_raw_buffer_host_pointer(&raw, &pointer), DEVICE_LOST);
+  cr_expect_null(pointer);
+  MUST_FAIL(quay_raw_buffer_address(&raw, &address), DEVICE_LOST);
+  cr_expect_eq(address, 0);
+  quay_raw_buffer_free(&raw);
+  quay_allocator_release(a);
 }

@@ -326,7 +326,7 @@ enum {
 };
 
 Test(copy, progress_goes_up_to_the_total_on_every_route) {
-  const uint64_t size = (3u << 20) + 777;
+  const uint64_t size = (40u << 20) + 777;
   for (int route = 0; route < ROUTES; route++) {
     quay_allocator *to = route_allocator(route, true), *from = route_allocator(route, false);
     quay_buffer *s = pattern_buffer(from, size, 1), *d = pattern_buffer(to, size, 2);
@@ -347,7 +347,7 @@ Test(copy, progress_goes_up_to_the_total_on_every_route) {
 }
 
 Test(copy, a_callback_can_stop_every_route) {
-  const uint64_t size = (3u << 20) + 777;
+  const uint64_t size = (40u << 20) + 777;
   for (int route = 0; route < ROUTES; route++) {
     quay_allocator *to = route_allocator(route, true), *from = route_allocator(route, false);
     quay_buffer *s = pattern_buffer(from, size, 1), *d = pattern_buffer(to, size, 2);

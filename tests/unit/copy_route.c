@@ -252,8 +252,8 @@ Test(copy_route, staging_stays_within_the_bytes_allowed) {
   cr_assert_lt(plan.staging_bytes, 10u << 20);
   plan = plan_of(two.to, two.from, &(quay_copy_options){.max_staging_bytes = 10000});
   cr_assert_eq(plan.staging_bytes, 8192);
-  plan = plan_of(two.to, two.from, &(quay_copy_options){.max_staging_bytes = 7});
-  cr_assert_eq(plan.staging_bytes, 7);
+  plan = plan_of(two.to, two.from, &(quay_copy_options){.max_staging_bytes = 4096});
+  cr_assert_eq(plan.staging_bytes, 4096);
   setenv("QUAY_STAGING_BYTES", "64KiB", 1);
   plan = plan_of(two.to, two.from, NULL);
   cr_assert_eq(plan.staging_bytes, 65536);
@@ -289,9 +289,25 @@ Test(copy_route, a_staged_copy_that_fails_reports_either_leg) {
   two_devices two = open_two(100);
   atomic_store(&manual_fail_copies, 1);
   MUST_FAIL(quay_buffer_copy_from(two.to, two.from), IO);
-  cr_assert_not_null(strstr(quay_last_error()->message, "undefined"));
+  cr_assert_null(strstr(quay_last_error()->message, "undefined"), "nothing was read, or written");
+  pattern_check_buffer(two.to, 0, 1);
   MUST(quay_buffer_copy_from(two.to, two.from));
   pattern_check_buffer(two.to, 0, 2);
+  close_two(&two);
+}
+
+Test(copy_route, staging_of_less_than_4_kib_is_refused_and_moves_nothing) {
+  two_devices two = open_two(100);
+  static const uint64_t bad[] = {1, 7, 4095};
+  for (size_t i = 0; i < 3; i++) {
+    const quay_copy_options options = {.max_staging_bytes = bad[i]};
+    quay_copy_plan_info plan;
+    MUST_FAIL(quay_copy_plan(two.to, 0, two.from, 0, 100, &options, &plan), INVALID_ARGUMENT);
+    MUST_FAIL(quay_buffer_copy_region(two.to, 0, two.from, 0, 100, &options), INVALID_ARGUMENT);
+    cr_assert_not_null(strstr(quay_last_error()->message, "4096"));
+    cr_assert_null(strstr(quay_last_error()->message, "undefined"));
+    pattern_check_buffer(two.to, 0, 1);
+  }
   close_two(&two);
 }
 

@@ -7,6 +7,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <quay/backend.h>
+
 #include "support/random.h"
 #include "support/status.h"
 
@@ -171,5 +173,158 @@ Test(lifecycle, a_fork_while_other_threads_hold_locks_leaves_the_child_working, 
   atomic_store(&stop, true);
   for (size_t i = 0; i < 2; i++)
     pthread_join(threads[i], NULL);
+  quay_allocator_release(allocator);
+}
+
+/* States that another thread is in the middle of when the process forks. */
+
+static atomic_bool arrived, go_on;
+
+static void arrive_and_wait(void) {
+  atomic_store(&arrived, true);
+  while (!atomic_load(&go_on))
+    usleep(1000);
+}
+
+static void wait_for_arrival(void) {
+  while (!atomic_load(&arrived))
+    usleep(1000);
+}
+
+static void log_slowly(void *user, quay_log_level level, const char *message) {
+  (void)user;
+  (void)level;
+  (void)message;
+  arrive_and_wait();
+}
+
+static void *log_something(void *unused) {
+  quay_default_allocator_pop(); /* pops nothing, and says so */
+  return unused;
+}
+
+static bool set_the_log(quay_allocator *unused) {
+  (void)unused;
+  alarm(10);
+  quay_log_set(NULL, NULL, QUAY_LOG_ERROR);
+  return true;
+}
+
+Test(lifecycle, a_fork_while_another_thread_is_in_the_log_callback_leaves_the_log_usable,
+     .timeout = 60) {
+  pthread_t thread;
+  quay_log_set(log_slowly, NULL, QUAY_LOG_WARNING);
+  cr_assert_eq(pthread_create(&thread, NULL, log_something, NULL), 0);
+  wait_for_arrival();
+  cr_expect(in_child(set_the_log, NULL));
+  atomic_store(&go_on, true);
+  pthread_join(thread, NULL);
+  quay_log_set(NULL, NULL, QUAY_LOG_ERROR);
+}
+
+static bool forked_well;
+
+static void fork_inside(void *user, quay_log_level level, const char *message) {
+  (void)user;
+  (void)level;
+  (void)message;
+  forked_well = in_child(set_the_log, NULL);
+}
+
+Test(lifecycle, a_fork_inside_the_log_callback_leaves_the_log_usable, .timeout = 60) {
+  quay_log_set(fork_inside, NULL, QUAY_LOG_WARNING);
+  quay_default_allocator_pop();
+  quay_log_set(NULL, NULL, QUAY_LOG_ERROR);
+  cr_expect(forked_well);
+}
+
+/* Memory of calloc() whose first block takes until the test lets it. */
+static void destroy_nothing(void *self) {
+  (void)self;
+}
+
+static quay_status alloc_slowly(quay_allocator *allocator, const quay_alloc_request *request,
+                                quay_raw_buffer *out_raw) {
+  (void)allocator;
+  if (!atomic_load(&arrived))
+    arrive_and_wait();
+  out_raw->arm = QUAY_RAW_EXTERNAL;
+  out_raw->as.external.handle[0] = (uintptr_t)calloc(1, request->size);
+  return QUAY_OK;
+}
+
+static void free_block(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
+                       size_t count) {
+  (void)allocator;
+  (void)pending;
+  (void)count;
+  free((void *)(uintptr_t)raw->as.external.handle[0]);
+}
+
+static quay_status write_block(quay_allocator *allocator, quay_raw_buffer *destination,
+                               uint64_t offset, const void *source, uint64_t size) {
+  (void)allocator;
+  memcpy((char *)(uintptr_t)destination->as.external.handle[0] + offset, source, size);
+  return QUAY_OK;
+}
+
+static quay_status read_block(quay_allocator *allocator, const quay_raw_buffer *source,
+                              uint64_t offset, void *destination, uint64_t size) {
+  (void)allocator;
+  memcpy(destination, (const char *)(uintptr_t)source->as.external.handle[0] + offset, size);
+  return QUAY_OK;
+}
+
+static quay_allocator *open_slow(void) {
+  static const quay_allocator_vtable vtable = {.destroy = destroy_nothing,
+                                               .version = QUAY_ALLOCATOR_VTABLE_VERSION,
+                                               .struct_size = sizeof vtable,
+                                               .alloc = alloc_slowly,
+                                               .free = free_block,
+                                               .copy_in = write_block,
+                                               .copy_out = read_block};
+  quay_device *host = quay_device_host();
+  const quay_allocator_desc desc = {.vtable = &vtable,
+                                    .name = "slow",
+                                    .spec = "slow",
+                                    .device = host,
+                                    .kind = QUAY_MEMORY_PAGEABLE,
+                                    .alignment = 16};
+  quay_allocator *allocator = NULL;
+  CHECK_OK(quay_allocator_create(&desc, &allocator));
+  quay_device_release(host);
+  return allocator;
+}
+
+static quay_buffer *lazy;
+
+static void *allocate_lazy(void *out_status) {
+  *(quay_status *)out_status = quay_buffer_ensure_allocated(lazy);
+  return NULL;
+}
+
+static bool use_lazy(quay_allocator *unused) {
+  (void)unused;
+  alarm(10);
+  unsigned char found[10];
+  return quay_buffer_ensure_allocated(lazy) == QUAY_OK &&
+         quay_buffer_copy_in(lazy, "9876543210", 10) == QUAY_OK &&
+         quay_buffer_copy_out(lazy, found, 10) == QUAY_OK && memcmp(found, "9876543210", 10) == 0;
+}
+
+Test(lifecycle, a_fork_while_another_thread_allocates_a_lazy_buffer_lets_the_child_allocate_it,
+     .timeout = 60) {
+  quay_allocator *allocator = open_slow();
+  const int64_t size = 10;
+  CHECK_OK(quay_buffer_create_lazy(allocator, QUAY_U8, 1, &size, NULL, &lazy));
+  pthread_t thread;
+  quay_status status = QUAY_STATUS_BUSY;
+  cr_assert_eq(pthread_create(&thread, NULL, allocate_lazy, &status), 0);
+  wait_for_arrival();
+  cr_expect(in_child(use_lazy, NULL));
+  atomic_store(&go_on, true);
+  pthread_join(thread, NULL);
+  cr_expect_eq(status, QUAY_OK);
+  quay_buffer_release(lazy);
   quay_allocator_release(allocator);
 }

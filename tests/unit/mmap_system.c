@@ -13,6 +13,7 @@
 
 #include "core/os.h"
 #include "support/files.h"
+#include "support/skip.h"
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -22,6 +23,11 @@ static struct {
   atomic_int populate_error;   /* errno of madvise() with advice to populate */
   atomic_int read_limit;       /* pread() moves at most so many bytes */
   atomic_int read_error;
+  atomic_int memory_total;  /* MiB that the machine claims to have; 0: what it has */
+  atomic_int cached_error;  /* of pread_cached() */
+  atomic_int cached_after;  /* cached_error only after so many calls */
+  atomic_int cached_always; /* pread_cached() is pread() */
+  atomic_int populated;     /* calls of madvise() to populate */
   atomic_int write_limit;
   atomic_int write_error;
   atomic_int write_after; /* write_error only after so many writes */
@@ -79,6 +85,8 @@ WRAP(int, madvise, (void *address, size_t size, int advice)) {
   if ((advice == MADV_POPULATE_READ || advice == MADV_POPULATE_WRITE) &&
       refuse(&fake.populate_error))
     return -1;
+  if (advice == MADV_POPULATE_READ)
+    atomic_fetch_add(&fake.populated, 1);
   return __real_quay__os_madvise(address, size, advice);
 }
 
@@ -87,6 +95,22 @@ WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
   if (refuse(&fake.read_error))
     return -1;
   return __real_quay__os_pread(file, buffer, limit != 0 && limit < size ? limit : size, offset);
+}
+
+WRAP(ssize_t, pread_cached, (int file, void *buffer, size_t size, uint64_t offset)) {
+  if (atomic_fetch_sub(&fake.cached_after, 1) <= 0 && refuse(&fake.cached_error))
+    return -1;
+  if (atomic_load(&fake.cached_always) != 0)
+    return __real_quay__os_pread(file, buffer, size, offset);
+  return __real_quay__os_pread_cached(file, buffer, size, offset);
+}
+
+WRAP(int, memory_info, (uint64_t * out_total, uint64_t *out_available)) {
+  const int total = atomic_load(&fake.memory_total);
+  if (total == 0)
+    return __real_quay__os_memory_info(out_total, out_available);
+  *out_total = *out_available = (uint64_t)total * MIB;
+  return 0;
 }
 
 WRAP(ssize_t, pwrite, (int file, const void *buffer, size_t size, uint64_t offset)) {
@@ -567,6 +591,16 @@ Test(mmap_system, a_save_that_cannot_reserve_leaves_the_old_file) {
   expect_save_fails(&fake.reserve_error, ENOSPC, "ENOSPC");
 }
 
+Test(mmap_system, opening_on_a_full_directory_says_that_the_directory_was_probed) {
+  char spec[4200];
+  quay_allocator *allocator = NULL;
+  snprintf(spec, sizeof spec, "mmap:%s", test_directory());
+  atomic_store(&fake.reserve_error, ENOSPC);
+  test_expect_error(quay_allocator_open(spec, &allocator), QUAY_STATUS_IO, "ENOSPC",
+                    "the directory was probed with 1 byte when \"mmap:");
+  cr_expect_null(allocator);
+}
+
 Test(mmap_system, a_save_that_cannot_write_leaves_the_old_file) {
   expect_save_fails(&fake.write_error, EDQUOT, "EDQUOT");
 }
@@ -710,4 +744,105 @@ Test(mmap_system, every_call_that_fails_is_a_clean_error_and_leaves_nothing_behi
   close(file);
   free(source);
   free(old);
+}
+
+/* Large reads on systems that can't tell what is in the page cache, or can't populate. */
+
+static void check_large_read(void) {
+  const uint64_t size = 9 * MIB + 12345;
+  quay_buffer *buffer = test_map(test_file("large", size, 3), QUAY_MAP_READ_ONLY);
+  cr_assert(test_buffer_is(buffer, 0, 3));
+  cr_assert(test_buffer_is(buffer, 0, 3));
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, large_reads_work_where_nothing_is_said_to_be_in_the_page_cache) {
+  atomic_store(&fake.cached_error, EAGAIN);
+  check_large_read();
+}
+
+Test(mmap_system, large_reads_work_where_the_file_system_cannot_tell_what_is_in_the_page_cache) {
+  atomic_store(&fake.cached_error, EOPNOTSUPP);
+  check_large_read();
+}
+
+Test(mmap_system, large_reads_work_where_the_kernel_cannot_tell_what_is_in_the_page_cache) {
+  atomic_store(&fake.cached_error, ENOSYS);
+  check_large_read();
+}
+
+Test(mmap_system, large_reads_go_on_where_the_page_cache_ends) {
+  for (int calls = 1; calls < 300; calls += 37) {
+    atomic_store(&fake.cached_after, calls);
+    atomic_store(&fake.cached_error, EAGAIN);
+    check_large_read();
+  }
+}
+
+Test(mmap_system, large_reads_work_where_the_kernel_cannot_populate) {
+  atomic_store(&fake.populate_error, EINVAL);
+  check_large_read();
+}
+
+Test(mmap_system, large_reads_populate_each_piece_once_until_it_is_not_needed) {
+#if !defined(__x86_64__)
+  quay_test_skip("x86_64", "this processor reads with pread alone");
+#endif
+  const uint64_t size = 9 * MIB + 12345;
+  quay_buffer *buffer = test_map(test_file("large", size, 3), QUAY_MAP_READ_ONLY);
+  uint8_t *memory = malloc(size);
+  atomic_store(&fake.cached_always, 1);
+  setenv("QUAY_COPY_THREADS", "1", 1);
+  TEST_OK(quay_buffer_copy_out(buffer, memory, size));
+  cr_assert_eq(atomic_load(&fake.populated), 3);
+  TEST_OK(quay_buffer_copy_out(buffer, memory, size));
+  cr_assert_eq(atomic_load(&fake.populated), 3);
+  TEST_OK(quay_buffer_advise(buffer, QUAY_ADVICE_DONT_NEED));
+  TEST_OK(quay_buffer_copy_out(buffer, memory, size));
+  cr_assert_eq(atomic_load(&fake.populated), 6);
+  cr_assert(test_matches(memory, size, 0, 3));
+  free(memory);
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, large_reads_populate_a_quarter_of_the_memory_at_most) {
+#if !defined(__x86_64__)
+  quay_test_skip("x86_64", "this processor reads with pread alone");
+#endif
+  atomic_store(&fake.cached_always, 1);
+  atomic_store(&fake.memory_total, 32);
+  setenv("QUAY_COPY_THREADS", "1", 1);
+  const uint64_t size = 16 * MIB;
+  quay_buffer *buffer = test_map(test_file("large", size, 3), QUAY_MAP_READ_ONLY);
+  uint8_t *memory = malloc(size);
+  TEST_OK(quay_buffer_copy_out(buffer, memory, size));
+  cr_assert_eq(atomic_load(&fake.populated), 2);
+  cr_assert(test_matches(memory, size, 0, 3));
+  free(memory);
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, large_reads_report_what_pread_fails_with) {
+  const uint64_t size = 9 * MIB;
+  quay_buffer *buffer = test_map(test_file("large", size, 3), QUAY_MAP_READ_ONLY);
+  uint8_t *memory = malloc(size);
+  atomic_store(&fake.cached_after, 100);
+  atomic_store(&fake.cached_error, EIO);
+  atomic_store(&fake.read_error, EIO);
+  test_expect_error(quay_buffer_copy_out(buffer, memory, size), QUAY_STATUS_IO, "EIO", "large");
+  free(memory);
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, large_reads_need_no_memory_of_their_own) {
+  const uint64_t size = 9 * MIB;
+  quay_buffer *buffer = test_map(test_file("large", size, 3), QUAY_MAP_READ_ONLY);
+  uint8_t *memory = malloc(size);
+  setenv("QUAY_COPY_THREADS", "1", 1);
+  atomic_store(&fake.malloc_fails, 1);
+  TEST_OK(quay_buffer_copy_out(buffer, memory, size));
+  atomic_store(&fake.malloc_fails, 0);
+  cr_assert(test_matches(memory, size, 0, 3));
+  free(memory);
+  quay_buffer_release(buffer);
 }

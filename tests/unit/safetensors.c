@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <jansson.h>
 #include <quay/quay.h>
 #include <quay/safetensors.h>
 #include <stdio.h>
@@ -96,6 +97,33 @@ static quay_safetensors *open_file(void) {
 }
 
 /* The file's length. */
+
+static long json_allocations_left; /* until one fails */
+
+static void *allocate_for_json(size_t size) {
+  return json_allocations_left-- == 0 ? NULL : malloc(size);
+}
+
+Test(safetensors, memory_that_runs_out_in_the_parser_is_no_fault_of_the_file) {
+  static const char header[] =
+      "{\"a\":{\"dtype\":\"U8\",\"shape\":[2,3],\"data_offsets\":[0,6]}}      ";
+  write_file(header, 6);
+  json_set_alloc_funcs(allocate_for_json, free);
+  quay_status status = QUAY_STATUS_BUSY;
+  int out_of_memory = 0;
+  for (long n = 0; status != QUAY_OK; n++) {
+    quay_safetensors *file = NULL;
+    json_allocations_left = n;
+    status = quay_safetensors_open(path, NULL, &file);
+    json_allocations_left = -1;
+    quay_safetensors_close(file);
+    out_of_memory += status == QUAY_STATUS_OUT_OF_HOST_MEMORY;
+    const char *message = quay_last_error()->message;
+    cr_expect(status == QUAY_OK || message[strlen(message) - 1] != ' ', "n=%ld: %s", n, message);
+    cr_assert_lt(n, 1000);
+  }
+  cr_assert_gt(out_of_memory, 10);
+}
 
 Test(safetensors, open_refuses_an_empty_file) {
   write_bytes("", 0);
@@ -196,6 +224,11 @@ Test(safetensors, open_refuses_two_tensors_of_one_name) {
 Test(safetensors, open_refuses_a_key_that_stands_twice_in_a_tensor) {
   write_file("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"dtype\":\"I8\",\"data_offsets\":[0,1]}}", 1);
   EXPECT_MALFORMED("'dtype' stands twice", "'a'");
+}
+
+Test(safetensors, open_refuses_two_entries_of_metadata) {
+  write_file("{\"__metadata__\":{},\"__metadata__\":{}}", 0);
+  EXPECT_MALFORMED("two entries named '__metadata__'");
 }
 
 Test(safetensors, open_refuses_metadata_keys_that_stand_twice) {
@@ -600,6 +633,7 @@ Test(safetensors, copy_on_write_buffers_can_be_changed_without_changing_the_file
   cr_assert_eq(quay_safetensors_open(path, &options, &file), QUAY_OK);
   quay_buffer *a = NULL;
   cr_assert_eq(quay_safetensors_buffer(file, 0, &a), QUAY_OK);
+  cr_expect_not(quay_buffer_is_sealed(a));
   cr_expect_eq(quay_buffer_copy_in(a, "\xFE\xFD\xFC\xFB", 4), QUAY_OK);
   quay_buffer_release(a);
   quay_safetensors_close(file);

@@ -27,7 +27,7 @@ static void *wait_for_bytes(void *argument) {
 static void start_waiter(waiter *own, uint64_t bytes) {
   own->bytes = bytes;
   cr_assert_eq(pthread_create(&own->thread, NULL, wait_for_bytes, own), 0);
-  sleep_us(20000); /* until it stands in line */
+  sleep_us(50000); /* until it stands in line */
 }
 
 Test(staging_budget, bytes_are_had_at_once_while_there_is_room) {
@@ -77,8 +77,8 @@ Test(staging_budget, small_wishes_do_not_pass_over_a_large_one) {
   waiter large, small;
   quay__staging_hold(60, BUDGET);
   start_waiter(&large, 90);
-  start_waiter(&small, 10);
-  cr_assert_not(quay__staging_try_hold(10, BUDGET));
+  start_waiter(&small, 20); /* not beside the large one */
+  cr_assert_not(quay__staging_try_hold(20, BUDGET));
   cr_assert_eq(atomic_load(&served), 0u);
   quay__staging_give_back(60);
   pthread_join(large.thread, NULL);
@@ -177,7 +177,7 @@ Test(staging_budget, a_copy_far_larger_than_the_budget_stays_within_it) {
 
 /* 1,000 chunks of 2 ms. */
 static copier long_copy(void) {
-  return (copier){.size = 1000 * 32 * KIB, .rounds = 1, .slow_us = 2000};
+  return (copier){.size = 32000 * KIB, .rounds = 1, .slow_us = 2000};
 }
 
 Test(staging_budget, a_long_copy_gives_way_to_a_short_one) {
@@ -201,7 +201,7 @@ Test(staging_budget, long_copies_without_room_for_all_advance_together) {
   pthread_barrier_init(&start, NULL, 5);
   copier slow[5];
   for (int i = 0; i < 5; i++) {
-    slow[i] = (copier){.size = 300 * 32 * KIB, .rounds = 1, .slow_us = 500, .start = &start};
+    slow[i] = (copier){.size = 9600 * KIB, .rounds = 1, .slow_us = 500, .start = &start};
     start_copier(&slow[i]);
   }
   /* Each has come a good way before any has arrived. */

@@ -38,9 +38,14 @@ static void check_leg(const char *to, const char *from, bool source_fails, int n
   MUST_FAIL(copy_sides(&two, options), IO);
   const quay_error *error = quay_last_error();
   cr_assert_str_eq(error->backend, "fault");
-  cr_assert_not_null(strstr(error->message, "undefined"), "%s", error->message);
-  cr_assert_null(strstr(strstr(error->message, "undefined") + 1, "undefined"), "%s",
-                 error->message);
+  /* Nothing has arrived if the first chunk can't be read; of later ones the helper may be early. */
+  const char *undefined = strstr(error->message, "undefined");
+  if (!source_fails || (nth > 1 && options->max_threads == 1)) {
+    cr_assert_not_null(undefined, "%s", error->message);
+    cr_assert_null(strstr(undefined + 1, "undefined"), "%s", error->message);
+  } else if (nth == 1) {
+    cr_assert_null(undefined, "%s", error->message);
+  }
   quay_fault_counts counts;
   MUST(quay_fault_get_counts(faulty, &counts));
   cr_assert_eq(counts.failed, 1u);
@@ -82,8 +87,9 @@ typedef struct failing {
   uint64_t out_at, in_at; /* offsets at which a leg fails */
   bool out_elsewhere;     /* the first leg fails in another thread than `caller`, at any offset */
   pthread_t caller;
-  bool in_waits; /* the second leg fails only when the first one has */
-  atomic_uint out_failed;
+  bool in_waits;  /* the second leg fails only when the first one has */
+  bool out_waits; /* the other way around */
+  atomic_uint out_failed, in_failed;
 } failing;
 
 static quay_status fail_at(void *user, quay_use_mode mode, uint64_t offset, uint64_t size) {
@@ -93,6 +99,10 @@ static quay_status fail_at(void *user, quay_use_mode mode, uint64_t offset, uint
     return QUAY_OK;
   const bool elsewhere = plan->out_elsewhere && !pthread_equal(pthread_self(), plan->caller);
   if (mode == QUAY_READ && (elsewhere || offset == plan->out_at)) {
+    if (plan->out_waits) {
+      reaches(&plan->in_failed, 1);
+      sleep_us(20000);
+    }
     const quay_status status =
         quay_error_set(QUAY_STATUS_DEVICE_LOST, "two", 77, "OUT_LOST", "the source is gone");
     atomic_fetch_add(&plan->out_failed, 1);
@@ -104,6 +114,7 @@ static quay_status fail_at(void *user, quay_use_mode mode, uint64_t offset, uint
     reaches(&plan->out_failed, 1);
     sleep_us(20000); /* until it has been noted */
   }
+  atomic_fetch_add(&plan->in_failed, 1);
   return quay_error_set(QUAY_STATUS_IO, "one", 5, "IN_FAILED", "the destination is full");
 }
 
@@ -132,8 +143,8 @@ Test(staging_failures, of_two_errors_the_first_one_is_told) {
   MUST_FAIL(copy_sides(&two, &small_chunks), DEVICE_LOST);
   cr_assert_str_eq(quay_last_error()->native_name, "OUT_LOST");
   check_nothing_held();
-  plan.out_at = UINT64_MAX;
   plan.in_waits = false;
+  plan.out_waits = true;
   MUST_FAIL(copy_sides(&two, &small_chunks), IO);
   cr_assert_str_eq(quay_last_error()->native_name, "IN_FAILED");
   atomic_store(&plan.on, false);

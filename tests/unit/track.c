@@ -451,6 +451,94 @@ Test(track, adopted_memory_is_neither_counted_nor_refused) {
   quay_allocator_release(allocator);
 }
 
+static void count_call(void *user, void *memory, uint64_t size) {
+  (void)memory;
+  (void)size;
+  ++*(int *)user;
+}
+
+static const char *const adopting[] = {"track+cpu", "track+track+cpu",
+                                       "fault:after=1000+track+cpu"};
+
+Test(track, a_second_free_of_adopted_memory_is_refused_and_logged) {
+  quay_test_log_begin();
+  for (size_t i = 0; i < 3; i++) {
+    quay_allocator *allocator = open(adopting[i]);
+    unsigned char bytes[64];
+    int calls = 0;
+    const quay_host_memory memory = {
+        .pointer = bytes, .size = 64, .release = count_call, .user = &calls};
+    quay_raw_buffer raw;
+    CHECK_OK(quay_raw_buffer_adopt_host(allocator, &memory, &raw));
+    quay_raw_buffer copy = raw;
+    quay_raw_buffer_free(&raw);
+    cr_expect_eq(calls, 1);
+    quay_error_clear();
+    quay_raw_buffer_free(&copy);
+    cr_expect_eq(calls, 1, "%s", adopting[i]);
+    cr_expect_null(copy.owner);
+    cr_expect_eq(quay_last_error()->status, QUAY_OK);
+    cr_expect_eq(quay_test_log_count("refused to free an adopted raw buffer of 64 bytes"), i + 1,
+                 "%s", quay_test_log_text());
+    quay_allocator_release(allocator);
+  }
+}
+
+Test(track, a_copy_of_adopted_memory_is_refused_also_when_the_memory_was_adopted_again) {
+  quay_allocator *allocator = open("track+cpu");
+  unsigned char bytes[64];
+  int calls = 0;
+  const quay_host_memory memory = {
+      .pointer = bytes, .size = 64, .release = count_call, .user = &calls};
+  quay_raw_buffer first, second;
+  quay_host_memory out;
+  CHECK_OK(quay_raw_buffer_adopt_host(allocator, &memory, &first));
+  quay_raw_buffer freed = first, released = first, forgotten = first;
+  quay_raw_buffer_free(&first);
+  CHECK_OK(quay_raw_buffer_adopt_host(allocator, &memory, &second));
+  quay_raw_buffer_free(&freed);
+  CHECK_FAILS(quay_raw_buffer_release_host(&released, &out), QUAY_STATUS_INVALID_ARGUMENT);
+  CHECK_FAILS(quay_raw_buffer_forget(&forgotten), QUAY_STATUS_INVALID_ARGUMENT);
+  cr_expect_eq(calls, 1);
+  CHECK_OK(quay_raw_buffer_release_host(&second, &out));
+  cr_expect_eq(calls, 1);
+  cr_expect_eq(out.pointer, bytes);
+  quay_allocator_release(allocator);
+}
+
+Test(track, one_memory_may_be_adopted_twice_and_inside_a_live_block) {
+  quay_test_log_begin();
+  quay_allocator *allocator = open("track+cpu");
+  quay_raw_buffer block, twice[2];
+  void *pointer;
+  CHECK_OK(quay_allocator_alloc(allocator, 100, NULL, &block));
+  CHECK_OK(quay_raw_buffer_host_pointer(&block, &pointer));
+  for (size_t i = 0; i < 2; i++) {
+    const quay_host_memory memory = {.pointer = pointer, .size = 100};
+    CHECK_OK(quay_raw_buffer_adopt_host(allocator, &memory, &twice[i]));
+  }
+  quay_raw_buffer_free(&twice[0]);
+  quay_raw_buffer_free(&twice[1]);
+  CHECK_FAILS(quay_track_check(allocator), QUAY_STATUS_BUSY);
+  CHECK_MESSAGE("1 blocks of 100 bytes");
+  quay_raw_buffer_free(&block);
+  CHECK_OK(quay_track_check(allocator));
+  cr_expect_eq(quay_test_log_count("refused"), 0, "%s", quay_test_log_text());
+  quay_allocator_release(allocator);
+}
+
+Test(track, adopted_memory_that_is_not_freed_is_reported_with_the_allocators_end) {
+  quay_test_log_begin();
+  quay_allocator *allocator = open("track+cpu");
+  unsigned char bytes[77];
+  const quay_host_memory memory = {.pointer = bytes, .size = 77};
+  quay_raw_buffer raw;
+  CHECK_OK(quay_raw_buffer_adopt_host(allocator, &memory, &raw));
+  quay_allocator_release(allocator);
+  cr_expect_eq(quay_test_log_count("not freed: adopted 77 bytes"), 1, "%s", quay_test_log_text());
+  quay_raw_buffer_free(&raw);
+}
+
 Test(track, arguments_are_refused_in_the_spec) {
   quay_allocator *allocator = NULL;
   CHECK_FAILS(quay_allocator_open("track:deep+cpu", &allocator), QUAY_STATUS_INVALID_ARGUMENT);

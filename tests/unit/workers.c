@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/os.h"
+#include "core/thread.h"
 #include "core/workers.h"
 
 static atomic_bool no_threads;
@@ -285,6 +286,119 @@ Test(workers, a_second_job_gets_a_share_of_the_workers_while_a_long_one_runs) {
   pthread_join(thread, &problem);
   cr_assert_eq(status, QUAY_OK);
   cr_assert_null(problem);
+}
+
+/* Open jobs. */
+
+static quay_status count_here(void *context, uint64_t index) {
+  atomic_uint *ran = context;
+  (void)index;
+  atomic_fetch_add(ran, 1);
+  return QUAY_OK;
+}
+
+Test(workers, a_worker_runs_what_an_open_job_offers_while_the_caller_does_something_else) {
+  quay__job job;
+  atomic_uint ran = 0;
+  quay__workers_open(&job, count_here, &ran);
+  cr_assert_eq(worker_count(), 0u); /* nothing was offered yet */
+  for (unsigned i = 1; i <= 1000; i++) {
+    quay__workers_offer(&job, 1);
+    cr_assert(reaches(&ran, i));
+  }
+  quay__workers_close(&job);
+  cr_assert_eq(quay__workers_result(&job), QUAY_OK);
+  cr_assert_eq(atomic_load(&ran), 1000u);
+  cr_assert_eq(worker_count(), 1u);
+}
+
+Test(workers, a_closed_job_runs_nothing_more) {
+  for (int round = 0; round < 200; round++) {
+    quay__job job;
+    atomic_uint ran = 0;
+    quay__workers_open(&job, count_here, &ran);
+    quay__workers_offer(&job, 1000000);
+    quay__workers_close(&job);
+    const unsigned then = atomic_load(&ran);
+    usleep(100);
+    cr_assert_eq(atomic_load(&ran), then);
+  }
+}
+
+Test(workers, a_failure_in_an_open_job_ends_it_and_is_the_callers_after_closing) {
+  quay__job job;
+  atomic_uint started = 0;
+  quay_error_clear();
+  quay__workers_open(&job, always_fail, &started);
+  quay__workers_offer(&job, 5);
+  cr_assert(reaches(&started, 1));
+  while (!quay__workers_failed(&job))
+    usleep(100);
+  quay__workers_offer(&job, 5);
+  quay__workers_close(&job);
+  cr_assert_eq(atomic_load(&started), 1u);
+  cr_assert_eq(quay_last_error()->status, QUAY_OK);
+  cr_assert_eq(quay__workers_result(&job), QUAY_STATUS_OUT_OF_RANGE);
+  cr_assert_str_eq(quay_last_error()->message, "index 0");
+}
+
+static quay_status open_in_task(void *context, uint64_t index) {
+  quay__job job;
+  (void)index;
+  quay__workers_open(&job, count_here, context);
+  quay__workers_offer(&job, 1);
+  usleep(5000);
+  quay__workers_close(&job);
+  return quay__workers_result(&job);
+}
+
+Test(workers, a_job_opened_inside_a_task_gets_no_helper) {
+  atomic_uint ran = 0;
+  cr_assert_eq(quay__workers_run(3, 6, open_in_task, &ran), QUAY_OK);
+  cr_assert_eq(atomic_load(&ran), 0u);
+}
+
+Test(workers, an_open_job_gets_no_helper_where_no_thread_can_be_started) {
+  quay__job job;
+  atomic_uint ran = 0;
+  atomic_store(&no_threads, true);
+  quay__workers_open(&job, count_here, &ran);
+  quay__workers_offer(&job, 1);
+  quay__workers_close(&job);
+  cr_assert_eq(quay__workers_result(&job), QUAY_OK);
+  cr_assert_eq(atomic_load(&ran), 0u);
+}
+
+Test(workers, open_jobs_of_several_callers_each_get_a_worker) {
+  quay__job jobs[4]; /* one inside the other, as in callbacks */
+  meeting place = {.wanted = 5};
+  for (int i = 0; i < 4; i++) {
+    quay__workers_open(&jobs[i], meet, &place);
+    quay__workers_offer(&jobs[i], 1);
+  }
+  cr_assert_eq(meet(&place, 0), QUAY_OK);
+  for (int i = 4; i-- > 0;) {
+    quay__workers_close(&jobs[i]);
+    cr_assert_eq(quay__workers_result(&jobs[i]), QUAY_OK);
+  }
+}
+
+static quay_status check_in_staging(void *context, uint64_t index) {
+  const bool *wanted = context;
+  if (quay__thread_in_staging != *wanted)
+    return quay__fail(QUAY_STATUS_BUSY, "index %d is told otherwise", (int)index);
+  usleep(2000);
+  return QUAY_OK;
+}
+
+Test(workers, whoever_works_for_a_staged_copy_knows_it) {
+  bool in_staging = true;
+  quay__thread_in_staging = true;
+  cr_assert_eq(quay__workers_run(3, 9, check_in_staging, &in_staging), QUAY_OK);
+  cr_assert(quay__thread_in_staging);
+  quay__thread_in_staging = in_staging = false;
+  cr_assert_eq(quay__workers_run(3, 9, check_in_staging, &in_staging), QUAY_OK);
+  cr_assert_not(quay__thread_in_staging);
 }
 
 /* Threads and the process. */

@@ -107,6 +107,15 @@ static quay_status empty_block(file_transfer *transfer, const quay_buffer *windo
   return quay_buffer_copy_out(window, transfer->host_block, size);
 }
 
+/* Copies may keep pages of the mapping in this process's memory. */
+static quay_status forget_block(const file_transfer *transfer, uint64_t offset, uint64_t size) {
+  quay_buffer *from = NULL;
+  QUAY_TRY(quay_buffer_view(transfer->source, offset, size, &from));
+  const quay_status status = quay_buffer_advise(from, QUAY_ADVICE_DONT_NEED);
+  quay_buffer_release(from);
+  return status;
+}
+
 static quay_status move_block(file_transfer *transfer, uint64_t offset, uint64_t size) {
   const void *bytes = NULL;
   quay_buffer *window = NULL;
@@ -116,6 +125,8 @@ static quay_status move_block(file_transfer *transfer, uint64_t offset, uint64_t
     status = empty_block(transfer, window, size, &bytes);
   if (status == QUAY_OK)
     status = quay__atomic_file_write(&transfer->file, offset, bytes, size);
+  if (status == QUAY_OK)
+    status = forget_block(transfer, offset, size);
   quay_buffer_release(window);
   return status;
 }

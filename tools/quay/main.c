@@ -79,8 +79,10 @@ int main(int argc, char **argv) {
     return EXIT_FAILED;
   /* For the width of characters alone; numbers are written the same everywhere. */
   setlocale(LC_CTYPE, "C.UTF-8");
-  /* A reader that went away is a failed write, reported like any other. */
+  /* A reader that went away, and a file that outgrew its limit, are failed writes like any other:
+   * what has been begun is taken back. */
   signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);
   quay_log_set(print_log, NULL, QUAY_LOG_ERROR);
   exit_status status = run_command(argc, argv);
   if (status == EXIT_DONE && quay_shutdown() != QUAY_OK)

@@ -6,6 +6,9 @@
 
 #include "program.h"
 
+/* Bytes of the file that are copied at a time. */
+#define WINDOW_SIZE ((uint64_t)64 << 20)
+
 /* Neighbouring tensors that keep their distance: one copy moves them all. */
 typedef struct tensor_run {
   uint64_t from; /* in the file's data */
@@ -68,6 +71,19 @@ static quay_status find_run(const loaded_model *model, size_t *next, tensor_run 
   return QUAY_OK;
 }
 
+/* The file's pages that the copy has kept in this process's memory leave it again. */
+static quay_status copy_window(const loaded_model *model, const tensor_run *window,
+                               const quay_copy_options *options) {
+  quay_buffer *data = quay_safetensors_data(model->file);
+  QUAY_TRY(quay_buffer_copy_region(model->storage, window->to, data, window->from, window->size,
+                                   options));
+  quay_buffer *from = NULL;
+  QUAY_TRY(quay_buffer_view(data, window->from, window->size, &from));
+  const quay_status status = quay_buffer_advise(from, QUAY_ADVICE_DONT_NEED);
+  quay_buffer_release(from);
+  return status;
+}
+
 static quay_status copy_run(loaded_model *model, const tensor_run *run, progress_bar *progress) {
   const quay_copy_options options = {.progress = progress_copy, .progress_user = progress};
   quay_buffer *data = quay_safetensors_data(model->file);
@@ -75,9 +91,16 @@ static quay_status copy_run(loaded_model *model, const tensor_run *run, progress
     QUAY_TRY(quay_copy_plan(model->storage, run->to, data, run->from, run->size, &options,
                             &model->plan));
   }
-  QUAY_TRY(quay_buffer_copy_region(model->storage, run->to, data, run->from, run->size, &options));
-  progress->before += run->size;
-  progress_update(progress, progress->before);
+  for (uint64_t done = 0; done < run->size;) {
+    const uint64_t rest = run->size - done;
+    const tensor_run window = {.from = run->from + done,
+                               .to = run->to + done,
+                               .size = rest < WINDOW_SIZE ? rest : WINDOW_SIZE};
+    QUAY_TRY(copy_window(model, &window, &options));
+    done += window.size;
+    progress->before += window.size;
+    progress_update(progress, progress->before);
+  }
   return QUAY_OK;
 }
 

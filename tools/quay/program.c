@@ -34,6 +34,9 @@ exit_status finish_output(void) {
   const bool failed = ferror(stdout) != 0;
   if (fflush(stdout) == 0 && !failed)
     return EXIT_DONE;
+  /* A reader that has seen enough, such as head(1), knows that by itself. */
+  if (errno == EPIPE)
+    return EXIT_FAILED;
   return fail("cannot write the output: %s", strerror(errno));
 }
 

@@ -51,7 +51,7 @@ int next_option(const subcommand *command, int argc, char **argv, const struct o
 /* Prints the command's help on stdout. */
 exit_status print_help(const subcommand *command);
 
-/* Flushes stdout and checks that all of it was written. */
+/* Flushes stdout and checks that all of it was written. Says nothing of a reader that went away. */
 exit_status finish_output(void);
 
 /* Seconds of a clock that never goes back. */

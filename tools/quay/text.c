@@ -30,10 +30,26 @@ static size_t decode(const unsigned char *text, uint32_t *out_code) {
   return size;
 }
 
-/* Control characters, and what turns the direction or the line of the text around it. */
+/* Control characters, what turns the direction or the line of the text around it, and what is not
+ * seen: the categories Cc, Cf, Zl and Zp and the property Default_Ignorable_Code_Point of Unicode
+ * 15, but for variation selectors, which change the look of the character before them. */
 static bool is_unsafe(uint32_t code) {
-  return code < 0x20 || (code >= 0x7F && code < 0xA0) || code == 0x200E || code == 0x200F ||
-         (code >= 0x2028 && code <= 0x202E) || (code >= 0x2066 && code <= 0x2069) || code == 0xFEFF;
+  static const struct {
+    uint32_t first, last;
+  } ranges[] = {
+      {0x0000, 0x001F},   {0x007F, 0x009F},   {0x00AD, 0x00AD},   {0x034F, 0x034F},
+      {0x0600, 0x0605},   {0x061C, 0x061C},   {0x06DD, 0x06DD},   {0x070F, 0x070F},
+      {0x0890, 0x0891},   {0x08E2, 0x08E2},   {0x115F, 0x1160},   {0x17B4, 0x17B5},
+      {0x180E, 0x180E},   {0x200B, 0x200F},   {0x2028, 0x202E},   {0x2060, 0x206F},
+      {0x3164, 0x3164},   {0xFEFF, 0xFEFF},   {0xFFA0, 0xFFA0},   {0xFFF0, 0xFFFB},
+      {0x110BD, 0x110BD}, {0x110CD, 0x110CD}, {0x13430, 0x1343F}, {0x1BCA0, 0x1BCA3},
+      {0x1D173, 0x1D17A}, {0xE0000, 0xE00FF}, {0xE01F0, 0xE0FFF},
+  };
+  for (size_t i = 0; i < sizeof ranges / sizeof ranges[0]; ++i) {
+    if (code >= ranges[i].first && code <= ranges[i].last)
+      return true;
+  }
+  return false;
 }
 
 /* Bytes of the longest, \u{10ffff}, with its NUL. */

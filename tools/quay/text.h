@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 /* A copy of `text` that is valid UTF-8 and changes nothing on a terminal: control characters, marks
- * of writing direction and bytes that are no UTF-8 are written as \n, \t, \xNN and \u{NNNN}. NULL
- * if there is no memory. Freed by the caller. */
+ * of writing direction, what can't be seen and bytes that are no UTF-8 are written as \n, \t, \xNN
+ * and \u{NNNN}. NULL if there is no memory. Freed by the caller. */
 char *text_printable(const char *text);
 
 /* The same into `size` bytes, cut to what fits. */

@@ -54,6 +54,7 @@ typedef struct late_options {
   late_peers peers;
   bool peer_of[LATE_MAX_DEVICES][LATE_MAX_DEVICES]; /* read both ways */
   bool ordered_free;     /* QUAY_ALLOCATOR_ORDERED_FREE: free gets events that are pending */
+  bool leaves_zeros;     /* to the core: alloc zeroes nothing by itself */
   uint64_t device_bytes; /* memory of each device; 0: 16 GiB */
   late_host_threads host_threads;
 } late_options;
@@ -132,6 +133,8 @@ void late_violations_clear(void);
   X(COPY_OUT_ASYNC, "copy_out_async")         \
   X(COPY_WITHIN_ASYNC, "copy_within_async")   \
   X(FILL_ASYNC, "fill_async")                 \
+  X(COPY_ACROSS_ASYNC, "copy_across_async")   \
+  X(RESET, "reset")                           \
   X(LAUNCH, "launch")
 
 typedef enum late_function {
@@ -163,7 +166,8 @@ bool late_fail(late_function function, uint64_t nth, quay_status status);
 void late_lose(uint32_t index);
 /* The same when the `nth` operation from now on of the device's streams has run. */
 void late_lose_after(uint32_t index, uint64_t nth);
-/* Begins a new generation of the device, lost or not: its memory, streams and events are stale. */
+/* Begins a new generation of the device, lost or not: its memory, streams and events are stale.
+ * What quay_device_reset() does, without being asked for it: streams may be alive. */
 void late_reset(uint32_t index);
 
 /* Work. Streams are what quay_stream_native() gives, or one of the program's own: */

@@ -88,9 +88,10 @@ static quay_status alloc(quay_allocator *allocator, const quay_alloc_request *re
   if (stream == NULL) {
     begin_on_host(block);
   } else {
-    if (request->zeroed)
+    const bool zeroed = request->zeroed && !late.options.leaves_zeros;
+    if (zeroed)
       out_raw->flags |= QUAY_RAW_ZEROED;
-    begin_on_stream(block, stream, request->zeroed);
+    begin_on_stream(block, stream, zeroed);
   }
   return late_leave();
 }
@@ -360,6 +361,27 @@ static quay_status copy_within_async(quay_allocator *allocator, quay_raw_buffer 
   return copy_and_leave(stream, what, accesses);
 }
 
+/* Of two devices: the stream is of this allocator's. */
+static quay_status copy_across_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                     uint64_t destination_offset, const quay_raw_buffer *source,
+                                     uint64_t source_offset, uint64_t size, uint64_t handle) {
+  const char *const what = "copy_across_async";
+  late_stream *stream;
+  QUAY_TRY(late_enter_stream(device_of(allocator), LATE_COPY_ACROSS_ASYNC, handle, &stream));
+  late_access accesses[2];
+  if (!range_of(destination, destination_offset, size, true, what, &accesses[0]) ||
+      !range_of(source, source_offset, size, false, what, &accesses[1]))
+    return leave_without_block(what);
+  for (size_t i = 0; i < 2; i++) {
+    const late_device *const device = accesses[i].place.block->device;
+    if (device->lost) {
+      return late_leave_with(QUAY_STATUS_DEVICE_LOST, "%s: device %s is lost; late_reset() it",
+                             what, device->name);
+    }
+  }
+  return copy_and_leave(stream, what, accesses);
+}
+
 static quay_status fill_async(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                               uint64_t size, const void *pattern, size_t pattern_size,
                               uint64_t handle) {
@@ -393,6 +415,7 @@ static const quay_allocator_vtable table = {
     .copy_out_async = copy_out_async,
     .copy_within_async = copy_within_async,
     .fill_async = fill_async,
+    .copy_across_async = copy_across_async,
 };
 
 const quay_allocator_vtable *late_allocator_table(void) {

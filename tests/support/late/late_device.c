@@ -228,12 +228,57 @@ static void event_destroy(quay_device *quay, uint64_t handle) {
   late_unlock();
 }
 
+/* Loss and reset. */
+
+/* Nothing of the device's goes on after it: everybody knows as much as its streams. */
+static void drop_work(const late_device *device) {
+  late_clock submitted = knowledge_of(device);
+  late_clock_join(&late_host()->clock, &submitted);
+  late_clock_free(&submitted);
+  for (late_stream *stream = late.streams; stream != NULL; stream = stream->next) {
+    if (stream->device == device)
+      late_stream_drop(stream);
+  }
+  pthread_cond_broadcast(&late.changed);
+}
+
+static bool is_busy(const late_device *device) {
+  for (const late_stream *stream = late.streams; stream != NULL; stream = stream->next) {
+    if (stream->device == device && stream->busy)
+      return true;
+  }
+  return false;
+}
+
+static void restart(late_device *device) {
+  drop_work(device);
+  while (is_busy(device))
+    pthread_cond_wait(&late.changed, &late.lock);
+  if (device->legacy != NULL) {
+    late.stream_count++;
+    late_stream_close(device->legacy);
+    device->legacy = NULL;
+  }
+  late_blocks_make_stale(device);
+  device->generation++;
+  device->lost = false;
+  device->lose_after = 0;
+}
+
+static quay_status reset(quay_device *quay) {
+  late_device *const device = quay_device_self(quay);
+  QUAY_TRY(late_enter(device, LATE_RESET));
+  restart(device);
+  return late_leave();
+}
+
 static const quay_device_vtable table = {
     .destroy = destroy,
     .version = QUAY_DEVICE_VTABLE_VERSION,
     .struct_size = sizeof(quay_device_vtable),
     .memory_info = memory_info,
     .synchronize = synchronize,
+    .reset = reset,
     .stream_create = stream_create,
     .stream_wrap = stream_wrap,
     .stream_destroy = stream_destroy,
@@ -297,14 +342,6 @@ bool late_devices_reach(const late_device *a, const late_device *b) {
   return false;
 }
 
-static void drop_work(const late_device *device) {
-  for (late_stream *stream = late.streams; stream != NULL; stream = stream->next) {
-    if (stream->device == device)
-      late_stream_drop(stream);
-  }
-  pthread_cond_broadcast(&late.changed);
-}
-
 void late_device_lose(late_device *device, const char *why) {
   device->lost = true;
   device->lose_after = 0;
@@ -346,34 +383,12 @@ void late_lose_after(uint32_t index, uint64_t nth) {
   late_unlock();
 }
 
-static bool is_busy(const late_device *device) {
-  for (const late_stream *stream = late.streams; stream != NULL; stream = stream->next) {
-    if (stream->device == device && stream->busy)
-      return true;
-  }
-  return false;
-}
-
 void late_reset(uint32_t index) {
   late_lock();
   late_device *const device = device_at(index);
-  if (device == NULL) {
-    late_unlock();
-    return;
-  }
-  drop_work(device);
-  while (is_busy(device))
-    pthread_cond_wait(&late.changed, &late.lock);
-  if (device->legacy != NULL) {
-    late.stream_count++;
-    late_stream_close(device->legacy);
-    device->legacy = NULL;
-  }
-  late_blocks_make_stale(device);
-  device->generation++;
-  device->lost = false;
-  device->lose_after = 0;
-  quay_device *const quay = device->device;
+  quay_device *const quay = device != NULL ? device->device : NULL;
+  if (device != NULL)
+    restart(device);
   late_unlock();
   quay_device_advance_generation(quay);
 }

@@ -66,7 +66,7 @@ quay_status late_enter(late_device *device, late_function function) {
                           "%s on %s fails, as the test has asked", late_function_name(function),
                           device->name);
   }
-  if (device->lost) {
+  if (device->lost && function != LATE_RESET) {
     return late_leave_with(QUAY_STATUS_DEVICE_LOST, "%s: device %s is lost; late_reset() it",
                            late_function_name(function), device->name);
   }
@@ -123,6 +123,8 @@ bool late_fail(late_function function, uint64_t nth, quay_status status) {
   case LATE_COPY_OUT_ASYNC:
   case LATE_COPY_WITHIN_ASYNC:
   case LATE_FILL_ASYNC:
+  case LATE_COPY_ACROSS_ASYNC:
+  case LATE_RESET:
   case LATE_LAUNCH:
     break;
   }

@@ -1,0 +1,263 @@
+/* Copies and fills on a stream: see copy_stream.h. A copy is two brief uses of storages under one
+ * number and one event, as a program's access is. */
+#include "core/copy_stream.h"
+
+#include <string.h>
+
+#include "core/stream_impl.h"
+#include "core/thread.h"
+
+/* Which function of which side is submitted. */
+typedef enum stream_way {
+  STREAM_BLOCKS,
+  STREAM_WITHIN,
+  STREAM_ACROSS_BY_DESTINATION,
+  STREAM_ACROSS_BY_SOURCE,
+  STREAM_IN,      /* from pinned memory: read when the stream is there */
+  STREAM_IN_READ, /* from other host memory: read on return */
+  STREAM_OUT,     /* to pinned memory */
+} stream_way;
+
+typedef struct stream_choice {
+  stream_way way;
+  const char *reason;
+} stream_choice;
+
+/* Whether the allocator's functions take the stream. */
+static bool takes(const quay_allocator *allocator, const quay_stream *stream) {
+  return allocator->has_async && allocator->device == stream->device;
+}
+
+static bool same_backend(const quay_allocator *a, const quay_allocator *b) {
+  return strcmp(a->device->backend, b->device->backend) == 0;
+}
+
+static bool pinned_host(const quay_allocator *allocator) {
+  return allocator->kind == QUAY_MEMORY_PINNED && quay__host_accessible(allocator);
+}
+
+static bool overlapping(const quay__side *destination, const quay__side *source, uint64_t size) {
+  return destination->raw != NULL && destination->raw == source->raw &&
+         destination->offset < source->offset + size && source->offset < destination->offset + size;
+}
+
+static bool goes_across(quay_allocator *asked, const quay__side *destination,
+                        const quay__side *source, uint64_t size, const quay_stream *stream) {
+  if (!asked->has_across_async || !takes(asked, stream) ||
+      !same_backend(destination->allocator, source->allocator)) {
+    return false;
+  }
+  quay_across_info info = {.route = QUAY_ROUTE_DIRECT};
+  const quay_raw_buffer lazy_destination = {.size = size, .owner = destination->allocator};
+  const quay_raw_buffer lazy_source = {.size = size, .owner = source->allocator};
+  return asked->vtable.can_copy_across(
+      asked, destination->raw != NULL ? destination->raw : &lazy_destination,
+      source->raw != NULL ? source->raw : &lazy_source, size, &info);
+}
+
+static stream_choice blocks(const char *reason) {
+  return (stream_choice){.way = STREAM_BLOCKS, .reason = reason};
+}
+
+/* The ladder; see quay_copy_options.stream. */
+static stream_choice choose(const quay__side *destination, const quay__side *source, uint64_t size,
+                            const quay_copy_options *options) {
+  const quay_stream *stream = options->stream;
+  quay_allocator *to = destination->allocator, *from = source->allocator;
+  if (options->progress != NULL)
+    return blocks("it blocks, to call the progress callback");
+  if (!stream->device->has_streams)
+    return blocks("it blocks: the stream's device does everything at once");
+  if (!takes(to, stream) && !takes(from, stream))
+    return blocks("it blocks: neither side can be copied on this stream");
+  if (overlapping(destination, source, size))
+    return blocks("it blocks: the ranges overlap");
+  if (quay__same_space(to, from) && takes(to, stream))
+    return (stream_choice){STREAM_WITHIN, "asynchronous on the stream"};
+  if (takes(to, stream) && pinned_host(from) && same_backend(to, from))
+    return (stream_choice){STREAM_IN, "asynchronous on the stream, from pinned memory"};
+  if (takes(from, stream) && pinned_host(to) && same_backend(to, from))
+    return (stream_choice){STREAM_OUT, "asynchronous on the stream, to pinned memory"};
+  if (goes_across(to, destination, source, size, stream))
+    return (stream_choice){STREAM_ACROSS_BY_DESTINATION, "asynchronous on the stream"};
+  if (goes_across(from, destination, source, size, stream))
+    return (stream_choice){STREAM_ACROSS_BY_SOURCE, "asynchronous on the stream"};
+  if (takes(to, stream) && quay__host_accessible(from) && from->kind != QUAY_MEMORY_FILE)
+    return (stream_choice){STREAM_IN_READ, "on the stream, back once the source has been read"};
+  return blocks("it blocks: one side is not memory of the stream's backend");
+}
+
+bool quay__stream_copies(const quay__side *destination, const quay__side *source, uint64_t size,
+                         const quay_copy_options *options, const char **out_reason) {
+  const stream_choice chosen = choose(destination, source, size, options);
+  *out_reason = chosen.reason;
+  return chosen.way != STREAM_BLOCKS;
+}
+
+/* Uses that are recorded under one number. */
+typedef struct submission {
+  quay_stream *stream;
+  uint64_t id;
+  size_t count, opened;
+  struct {
+    quay__storage *storage;
+    quay__range range;
+  } uses[2];
+} submission;
+
+static void add_use(submission *s, const quay__stream_side *side, uint64_t size,
+                    quay_use_mode mode) {
+  s->uses[s->count].storage = side->storage;
+  s->uses[s->count++].range =
+      (quay__range){.offset = side->side.offset, .size = size, .mode = mode};
+}
+
+/* Brief uses are opened in the order of the storages' ids. */
+static void sort_uses(submission *s) {
+  if (s->count == 2 && s->uses[1].storage->id < s->uses[0].storage->id) {
+    const quay__range range = s->uses[0].range;
+    quay__storage *storage = s->uses[0].storage;
+    s->uses[0] = s->uses[1];
+    s->uses[1].storage = storage;
+    s->uses[1].range = range;
+  }
+}
+
+static void close_uses(submission *s, quay_event *event) {
+  quay__error_shield();
+  for (size_t i = 0; i < s->opened; i++)
+    quay__hazards_close(s->uses[i].storage, s->id, event);
+  quay__error_unshield();
+}
+
+/* Opens the uses and makes the stream wait for what conflicts with them. On error nothing is open.
+ */
+static quay_status open_uses(submission *s) {
+  quay__copy_enter();
+  sort_uses(s);
+  s->id = quay__next_id();
+  quay_status status = QUAY_OK;
+  for (size_t i = 0; i < s->count && status == QUAY_OK; i++) {
+    status = quay__hazards_open(s->uses[i].storage, &s->uses[i].range, s->stream, s->id, true);
+    s->opened += status == QUAY_OK;
+  }
+  for (size_t i = 0; i < s->count && status == QUAY_OK; i++)
+    status = quay__hazards_order(s->uses[i].storage, &s->uses[i].range, s->stream);
+  if (status != QUAY_OK)
+    close_uses(s, NULL);
+  return status;
+}
+
+/* Records one event for what was submitted, also if that failed: a part may be under way. */
+static quay_status end(submission *s, quay_status submitted) {
+  quay__error_state error;
+  if (submitted != QUAY_OK) {
+    (void)quay__copy_failed(quay__copy_may_have_moved(submitted));
+    quay__error_save(&error);
+  }
+  quay_event *event = NULL;
+  const quay_status recorded = quay__event_record_or_wait(s->stream, &event);
+  close_uses(s, event);
+  quay_event_release(event);
+  if (submitted == QUAY_OK)
+    return recorded;
+  quay__error_restore(&error);
+  return submitted;
+}
+
+static quay_status lend(const quay__side *side, uint64_t size, quay_use_mode mode) {
+  return side->allocator->vtable.lend_async(side->allocator, side->raw, side->offset, size, mode);
+}
+
+static quay_status touch(const quay__side *side, unsigned char **out_address) {
+  void *first = NULL;
+  QUAY_TRY(side->allocator->vtable.host_pointer(side->allocator, side->raw, &first));
+  *out_address = (unsigned char *)first + side->offset;
+  return QUAY_OK;
+}
+
+/* Tells the side that is not entered, and finds its address where the other one is given that. */
+static quay_status prepare(stream_way way, const quay__side *destination, const quay__side *source,
+                           uint64_t size, unsigned char **out_host) {
+  switch (way) {
+  case STREAM_BLOCKS:
+    return QUAY_OK;
+  case STREAM_WITHIN:
+    return destination->allocator != source->allocator ? lend(source, size, QUAY_READ) : QUAY_OK;
+  case STREAM_ACROSS_BY_DESTINATION:
+    return lend(source, size, QUAY_READ);
+  case STREAM_ACROSS_BY_SOURCE:
+    return lend(destination, size, QUAY_WRITE);
+  case STREAM_IN:
+    QUAY_TRY(lend(source, size, QUAY_READ));
+    return touch(source, out_host);
+  case STREAM_IN_READ:
+    QUAY_TRY(source->allocator->vtable.lend(source->allocator, source->raw, source->offset, size,
+                                            QUAY_READ));
+    return touch(source, out_host);
+  case STREAM_OUT:
+    QUAY_TRY(lend(destination, size, QUAY_WRITE));
+    return touch(destination, out_host);
+  }
+  return QUAY_OK;
+}
+
+static quay_status submit(stream_way way, const quay__side *d, const quay__side *s, uint64_t size,
+                          unsigned char *host, uint64_t stream) {
+  quay_allocator *to = d->allocator, *from = s->allocator;
+  switch (way) {
+  case STREAM_BLOCKS:
+    return QUAY_OK;
+  case STREAM_WITHIN:
+    return to->vtable.copy_within_async(to, d->raw, d->offset, s->raw, s->offset, size, stream);
+  case STREAM_ACROSS_BY_DESTINATION:
+    return to->vtable.copy_across_async(to, d->raw, d->offset, s->raw, s->offset, size, stream);
+  case STREAM_ACROSS_BY_SOURCE:
+    return from->vtable.copy_across_async(from, d->raw, d->offset, s->raw, s->offset, size, stream);
+  case STREAM_IN:
+  case STREAM_IN_READ:
+    return to->vtable.copy_in_async(to, d->raw, d->offset, host, size, stream);
+  case STREAM_OUT:
+    return from->vtable.copy_out_async(from, s->raw, s->offset, host, size, stream);
+  }
+  return QUAY_OK;
+}
+
+quay_status quay__stream_copy(const quay__stream_side *destination, const quay__stream_side *source,
+                              uint64_t size, const quay_copy_options *options) {
+  const quay__side *d = &destination->side, *s = &source->side;
+  const stream_way way = choose(d, s, size, options).way;
+  submission copy = {.stream = options->stream};
+  add_use(&copy, destination, size, QUAY_WRITE);
+  if (way == STREAM_IN_READ) {
+    /* The host reads it, so the host has to wait; nothing is under way after return. */
+    const quay__range range = {.offset = s->offset, .size = size, .mode = QUAY_READ};
+    QUAY_TRY(quay__hazards_check(source->storage, &range, options->stream));
+    QUAY_TRY(quay__hazards_wait(source->storage, s->offset, size, QUAY_READ));
+  } else {
+    add_use(&copy, source, size, QUAY_READ);
+  }
+  QUAY_TRY(open_uses(&copy));
+  unsigned char *host = NULL;
+  quay_status status = prepare(way, d, s, size, &host);
+  if (status != QUAY_OK) {
+    close_uses(&copy, NULL);
+    return status;
+  }
+  status = submit(way, d, s, size, host, options->stream->native);
+  return end(&copy, status);
+}
+
+bool quay__stream_fills(const quay_allocator *allocator, const quay_stream *stream) {
+  return takes(allocator, stream);
+}
+
+quay_status quay__stream_fill(const quay__stream_side *side, uint64_t size, const void *pattern,
+                              size_t pattern_size, quay_stream *stream) {
+  submission fill = {.stream = stream};
+  add_use(&fill, side, size, QUAY_WRITE);
+  QUAY_TRY(open_uses(&fill));
+  quay_allocator *allocator = side->side.allocator;
+  return end(&fill, allocator->vtable.fill_async(allocator, side->side.raw, side->side.offset, size,
+                                                 pattern, pattern_size, stream->native));
+}

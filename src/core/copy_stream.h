@@ -1,0 +1,29 @@
+/* Copies and fills on a stream: which of them return early, and their submission, with what is
+ * recorded for them. What blocks is copy.c's. */
+#ifndef QUAY_CORE_COPY_STREAM_H
+#define QUAY_CORE_COPY_STREAM_H
+
+#include "core/copy_route.h"
+#include "core/hazard.h"
+
+/* One side of a copy on a stream; `side.raw` may be NULL for planning. */
+typedef struct quay__stream_side {
+  quay__side side;
+  quay__storage *storage;
+} quay__stream_side;
+
+/* Whether such a copy is submitted to the options' stream, which is there; the plan's reason. */
+bool quay__stream_copies(const quay__side *destination, const quay__side *source, uint64_t size,
+                         const quay_copy_options *options, const char **out_reason);
+
+/* Submits a copy for which quay__stream_copies() is true. `size` is above 0, both sides are
+ * allocated and in range. */
+quay_status quay__stream_copy(const quay__stream_side *destination, const quay__stream_side *source,
+                              uint64_t size, const quay_copy_options *options);
+
+/* Whether a fill of its memory is submitted to `stream`, and the submission. */
+bool quay__stream_fills(const quay_allocator *allocator, const quay_stream *stream);
+quay_status quay__stream_fill(const quay__stream_side *side, uint64_t size, const void *pattern,
+                              size_t pattern_size, quay_stream *stream);
+
+#endif

@@ -1,0 +1,21 @@
+/* How many threads a copy may use. */
+#include "core/copy_threads.h"
+
+#include "core/checked.h"
+#include "core/environment.h"
+#include "core/error.h"
+
+static _Thread_local uint32_t current_cap;
+
+quay_status quay__copy_threads(uint32_t *out_threads) {
+  QUAY_TRY(quay__environment_copy_threads(out_threads));
+  if (current_cap != 0)
+    *out_threads = (uint32_t)quay__min(*out_threads, current_cap);
+  return QUAY_OK;
+}
+
+uint32_t quay__copy_threads_cap(uint32_t cap) {
+  const uint32_t before = current_cap;
+  current_cap = cap;
+  return before;
+}

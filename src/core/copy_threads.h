@@ -1,0 +1,16 @@
+/* How many threads a copy may use: the process's number, and below it the wish of the copy that is
+ * under way on the calling thread. */
+#ifndef QUAY_CORE_COPY_THREADS_H
+#define QUAY_CORE_COPY_THREADS_H
+
+#include <quay/status.h>
+
+/* At most so many threads, the caller's included: $QUAY_COPY_THREADS or its default, and no more
+ * than the caller's cap. INVALID_ARGUMENT if the variable is bad. */
+quay_status quay__copy_threads(uint32_t *out_threads);
+
+/* Caps the calling thread's copies from here on, backends' included; 0: no cap. Returns the cap
+ * before, to be set again afterwards. */
+uint32_t quay__copy_threads_cap(uint32_t cap);
+
+#endif

@@ -1,0 +1,278 @@
+/* Reading large ranges of files that are in the page cache, faster than pread alone: the kernel
+ * copies page by page and waits for memory at the start of each, so the lines of a block are
+ * brought into the processor's cache beforehand, by prefetches through the mapping, while the block
+ * before is written to its destination. A prefetch never faults, so the mapping is not touched: the
+ * bytes come by pread, and a file that was truncated falls short there. Other ways are copy.c's.
+ *
+ * Prefetches need the mapping's page table entries. They are made in whole pieces (populated), each
+ * once; what is populated counts as resident memory of the process and has a budget. */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "core/checked.h"
+#include "core/os.h"
+#include "mmap/mmap_impl.h"
+
+#ifndef MADV_POPULATE_READ /* linux/mman.h, since Linux 5.14 */
+#define MADV_POPULATE_READ 22
+#endif
+
+/* What is populated at a time, from the start of the mapping. */
+#define PIECE ((uint64_t)4 << 20)
+
+/* Four pages side by side keep as many of the hardware's streams busy; see host_copy.c. */
+#define LINE  64u
+#define PAGE  4096u
+#define PAGES 4u
+
+/* What is read at a time. It stays in the first-level cache until it is written: of 16, 32, 64 and
+ * 128 KiB this was the fastest, by a tenth over 64 KiB. */
+#define BLOCK ((uint64_t)PAGE * PAGES)
+
+/* Whether a piece is in the page cache is asked once every so many bytes: the kernel's usual
+ * read-ahead, and so what comes and goes together. */
+#define PROBE_DISTANCE ((uint64_t)128 << 10)
+
+/* Populated pieces take up at most this part of the machine's memory. */
+#define BUDGET_PART 4
+
+/* Which pieces of a mapping are populated; the bits of one word belong to 64 pieces. */
+struct quay__populated {
+  uint64_t pieces;
+  atomic_uint_fast64_t words[];
+};
+
+static atomic_uint_fast64_t populated_pieces; /* of all mappings */
+
+static uint64_t budget_in_pieces(void) {
+  static atomic_uint_fast64_t cached; /* and one more; 0: not known yet */
+  uint64_t value = atomic_load_explicit(&cached, memory_order_relaxed);
+  if (value == 0) {
+    uint64_t total = 0, available = 0;
+    if (quay__os_memory_info(&total, &available) != 0)
+      total = 0;
+    value = total / BUDGET_PART / PIECE + 1;
+    atomic_store_explicit(&cached, value, memory_order_relaxed);
+  }
+  return value - 1;
+}
+
+/* The pieces of a mapping, made at first need; NULL if there is no memory for them. A mapping is
+ * never in memory that is const. */
+static struct quay__populated *populated_of(const quay__mapping *mapping) {
+  quay__mapping *owner =
+      (quay__mapping *)(uintptr_t)mapping; /* NOLINT(performance-no-int-to-ptr) */
+  struct quay__populated *found = atomic_load_explicit(&owner->populated, memory_order_acquire);
+  if (found != NULL)
+    return found;
+  const uint64_t pieces = (mapping->mapped - 1) / PIECE + 1;
+  const uint64_t words = (pieces - 1) / 64 + 1;
+  struct quay__populated *made =
+      quay__os_calloc(1, sizeof *made + words * sizeof(atomic_uint_fast64_t));
+  if (made == NULL)
+    return NULL;
+  made->pieces = pieces;
+  if (atomic_compare_exchange_strong_explicit(&owner->populated, &found, made, memory_order_acq_rel,
+                                              memory_order_acquire))
+    return made;
+  quay__os_free(made);
+  return found;
+}
+
+static bool is_populated(const struct quay__populated *populated, uint64_t piece) {
+  const uint64_t bit = UINT64_C(1) << (piece % 64);
+  return (atomic_load_explicit(&populated->words[piece / 64], memory_order_relaxed) & bit) != 0;
+}
+
+/* False if it is somebody else's already, or the budget is spent. */
+static bool claim(struct quay__populated *populated, uint64_t piece) {
+  const uint64_t bit = UINT64_C(1) << (piece % 64);
+  const bool fits =
+      atomic_fetch_add_explicit(&populated_pieces, 1, memory_order_relaxed) < budget_in_pieces();
+  if (fits && (atomic_fetch_or_explicit(&populated->words[piece / 64], bit, memory_order_relaxed) &
+               bit) == 0)
+    return true;
+  atomic_fetch_sub_explicit(&populated_pieces, 1, memory_order_relaxed);
+  return false;
+}
+
+/* Whether it was populated. */
+static bool give_up(struct quay__populated *populated, uint64_t piece) {
+  const uint64_t bit = UINT64_C(1) << (piece % 64);
+  if ((atomic_fetch_and_explicit(&populated->words[piece / 64], ~bit, memory_order_relaxed) &
+       bit) == 0)
+    return false;
+  atomic_fetch_sub_explicit(&populated_pieces, 1, memory_order_relaxed);
+  return true;
+}
+
+void quay__populated_free(quay__mapping *mapping) {
+  struct quay__populated *populated =
+      atomic_load_explicit(&mapping->populated, memory_order_acquire);
+  if (populated == NULL)
+    return;
+  for (uint64_t piece = 0; piece < populated->pieces; ++piece)
+    (void)give_up(populated, piece);
+  quay__os_free(populated);
+}
+
+/* Bytes of the mapping in a piece; the last one may be short. */
+static uint64_t bytes_in(const quay__mapping *mapping, uint64_t piece) {
+  return quay__min(PIECE, mapping->mapped - piece * PIECE);
+}
+
+void quay__populated_drop(const quay__mapping *mapping, uint64_t offset, uint64_t size) {
+  struct quay__populated *populated =
+      atomic_load_explicit(&mapping->populated, memory_order_acquire);
+  if (populated == NULL)
+    return;
+  const uint64_t start = offset - mapping->offset;
+  for (uint64_t piece = start / PIECE; piece <= (start + size - 1) / PIECE; ++piece) {
+    /* A window may begin or end within a piece, but the whole of it was populated. */
+    if (give_up(populated, piece))
+      (void)quay__os_madvise(mapping->address + piece * PIECE, bytes_in(mapping, piece),
+                             MADV_DONTNEED);
+  }
+}
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+/* Writes a block that is in the cache to its destination, and meanwhile brings in as many bytes
+ * from `ahead`. Both `to` and `block` are aligned to a line; `ahead` is never read. */
+__attribute__((target("avx2"))) static void
+stream_block_avx2(unsigned char *to, const unsigned char *block, const unsigned char *ahead) {
+  for (uint64_t line = 0; line < PAGE; line += LINE) {
+    for (uint64_t page = 0; page < PAGES; ++page) {
+      const uint64_t at = page * PAGE + line;
+      const __m256i *from = (const void *)(block + at);
+      __m256i *into = (void *)(to + at);
+      _mm_prefetch((const char *)ahead + at, _MM_HINT_T0);
+      const __m256i low = _mm256_load_si256(from), high = _mm256_load_si256(from + 1);
+      _mm256_stream_si256(into, low);
+      _mm256_stream_si256(into + 1, high);
+    }
+  }
+}
+
+static void stream_block_sse2(unsigned char *to, const unsigned char *block,
+                              const unsigned char *ahead) {
+  for (uint64_t line = 0; line < PAGE; line += LINE) {
+    for (uint64_t page = 0; page < PAGES; ++page) {
+      const uint64_t at = page * PAGE + line;
+      const __m128i *from = (const void *)(block + at);
+      __m128i *into = (void *)(to + at);
+      _mm_prefetch((const char *)ahead + at, _MM_HINT_T0);
+      const __m128i a = _mm_load_si128(from), b = _mm_load_si128(from + 1);
+      const __m128i c = _mm_load_si128(from + 2), d = _mm_load_si128(from + 3);
+      _mm_stream_si128(into, a);
+      _mm_stream_si128(into + 1, b);
+      _mm_stream_si128(into + 2, c);
+      _mm_stream_si128(into + 3, d);
+    }
+  }
+}
+
+static bool block_is_cached(const quay__mapping *mapping, unsigned char *block, uint64_t offset) {
+  return quay__os_pread_cached(mapping->file, block, BLOCK, offset) == (ssize_t)BLOCK;
+}
+
+/* Whether the page cache seems to have the whole piece. Populating would read what is missing by
+ * page faults, in small requests. */
+static bool piece_is_cached(const quay__mapping *mapping, uint64_t piece) {
+  const uint64_t end = bytes_in(mapping, piece);
+  unsigned char byte;
+  for (uint64_t at = 0; at < end; at += PROBE_DISTANCE) {
+    const uint64_t offset = mapping->offset + piece * PIECE + at;
+    if (quay__os_pread_cached(mapping->file, &byte, 1, offset) != 1)
+      return false;
+  }
+  return true;
+}
+
+/* Whether prefetches from all of the range will do something. Errors are left to the reading. */
+static bool populate(const quay__mapping *mapping, uint64_t offset, uint64_t size) {
+  struct quay__populated *populated = populated_of(mapping);
+  if (populated == NULL)
+    return false;
+  const uint64_t start = offset - mapping->offset;
+  for (uint64_t piece = start / PIECE; piece <= (start + size - 1) / PIECE; ++piece) {
+    if (is_populated(populated, piece))
+      continue;
+    if (!piece_is_cached(mapping, piece) || !claim(populated, piece))
+      return false;
+    if (quay__os_madvise(mapping->address + piece * PIECE, bytes_in(mapping, piece),
+                         MADV_POPULATE_READ) != 0) {
+      (void)give_up(populated, piece);
+      return false;
+    }
+  }
+  return true;
+}
+
+/* The whole blocks of a range whose first one is in `block` already. Returns the bytes moved. */
+static uint64_t stream_blocks(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                              uint64_t size, unsigned char *block) {
+  const bool wide = __builtin_cpu_supports("avx2");
+  const unsigned char *source = quay__mapping_at(mapping, offset);
+  uint64_t done = 0;
+  do {
+    const bool more = size - done >= 2 * BLOCK;
+    const unsigned char *ahead = more ? source + done + BLOCK : block;
+    if (wide) {
+      stream_block_avx2(memory + done, block, ahead);
+    } else {
+      stream_block_sse2(memory + done, block, ahead);
+    }
+    done += BLOCK;
+    if (!more)
+      break;
+  } while (block_is_cached(mapping, block, offset + done));
+  _mm_sfence(); /* streaming stores are weakly ordered: make them visible before what follows */
+  return done;
+}
+
+uint64_t quay__mmap_read_cached(const quay__mapping *mapping, uint64_t offset,
+                                unsigned char *memory, uint64_t size) {
+  const uint64_t page = quay__os_page_size();
+  const uint64_t head = (page - ((uintptr_t)memory & (page - 1))) & (page - 1);
+  if (size < head + 2 * BLOCK)
+    return 0;
+  unsigned char *block = quay__os_aligned_alloc(page, BLOCK);
+  if (block == NULL)
+    return 0;
+  uint64_t done = 0;
+  if (!block_is_cached(mapping, block, offset + head)) {
+    /* Entries of pages that left the page cache are gone: to be made anew when they are back. */
+    quay__populated_drop(mapping, offset, size);
+  } else if (populate(mapping, offset, size) &&
+             quay__os_pread_cached(mapping->file, memory, head, offset) == (ssize_t)head) {
+    done = head + stream_blocks(mapping, offset + head, memory + head, size - head, block);
+  }
+  quay__os_free(block);
+  return done;
+}
+
+bool quay__mmap_reads_cached(const quay__mapping *mapping) {
+  return mapping->access == QUAY__ACCESS_FILE && mapping->shared && mapping->exposed &&
+         mapping->mapped != 0 && mapping->direct_file < 0;
+}
+
+#else
+
+bool quay__mmap_reads_cached(const quay__mapping *mapping) {
+  (void)mapping;
+  return false;
+}
+
+uint64_t quay__mmap_read_cached(const quay__mapping *mapping, uint64_t offset,
+                                unsigned char *memory, uint64_t size) {
+  (void)mapping;
+  (void)offset;
+  (void)memory;
+  (void)size;
+  return 0;
+}
+
+#endif

@@ -1,0 +1,207 @@
+/* The number of threads of a copy: its options, the environment, a bad value there, and the slices
+ * that a progress callback gets. */
+#include <dirent.h>
+#include <stdlib.h>
+
+#include "support/files.h"
+#include "support/pattern.h"
+
+#define MIB  (1u << 20)
+#define SIZE (32u * MIB)
+
+TestSuite(copy_threads, .init = test_files_begin, .fini = test_files_end);
+
+/* Copies that threads share. */
+
+static unsigned thread_count(void) {
+  unsigned count = 0;
+  DIR *tasks = opendir("/proc/self/task");
+  cr_assert_not_null(tasks);
+  while (readdir(tasks) != NULL)
+    count++;
+  closedir(tasks);
+  return count;
+}
+
+static quay_buffer *host_buffer(const char *spec, unsigned salt) {
+  quay_allocator *allocator = open_spec(spec);
+  quay_buffer *buffer = pattern_buffer(allocator, SIZE, salt);
+  quay_allocator_release(allocator);
+  return buffer;
+}
+
+/* A source and a destination for each way of moving bytes that several threads can share. */
+enum {
+  HOST,
+  WITHIN,
+  FROM_FILE,
+  WAYS
+};
+
+static void open_way(int way, quay_buffer **out_to, quay_buffer **out_from) {
+  *out_to = host_buffer(way == WITHIN ? "track+cpu" : "cpu", 1);
+  if (way == FROM_FILE) {
+    quay_buffer *contents = host_buffer("cpu", 2);
+    MUST(quay_buffer_save(contents, test_path("source"), NULL));
+    quay_buffer_release(contents);
+    *out_from = test_map(test_path("source"), QUAY_MAP_READ_ONLY);
+  } else {
+    *out_from = host_buffer(way == WITHIN ? "track+cpu" : "cpu", 2);
+  }
+}
+
+static void check_threads_of(int way, uint32_t max_threads, uint32_t expected) {
+  quay_buffer *to, *from;
+  setenv("QUAY_COPY_THREADS", "1", 1);
+  open_way(way, &to, &from);
+  setenv("QUAY_COPY_THREADS", "4", 1);
+  const unsigned before = thread_count();
+  const quay_copy_options options = {.max_threads = max_threads};
+  quay_copy_plan_info plan;
+  MUST(quay_copy_plan(to, 0, from, 0, SIZE, &options, &plan));
+  cr_expect_eq(plan.threads, expected, "way %d: %u threads", way, plan.threads);
+  MUST(quay_buffer_copy_region(to, 0, from, 0, SIZE, &options));
+  cr_expect_eq(thread_count() - before, expected - 1, "way %d: %u more threads", way,
+               thread_count() - before);
+  quay_buffer_release(to);
+  quay_buffer_release(from);
+}
+
+Test(copy_threads, one_thread_is_one_in_the_plan_and_in_the_copy_on_every_way) {
+  for (int way = 0; way < WAYS; way++)
+    check_threads_of(way, 1, 1);
+}
+
+Test(copy_threads, two_threads_are_two_on_the_way_between_host_memory) {
+  check_threads_of(HOST, 2, 2);
+}
+
+Test(copy_threads, two_threads_are_two_on_the_way_from_a_file) {
+  check_threads_of(FROM_FILE, 2, 2);
+}
+
+Test(copy_threads, options_ask_for_no_more_than_the_process_allows) {
+  check_threads_of(WITHIN, 100, 4);
+}
+
+Test(copy_threads, the_limit_of_one_copy_is_not_the_next_ones) {
+  quay_buffer *to, *from;
+  open_way(FROM_FILE, &to, &from);
+  setenv("QUAY_COPY_THREADS", "4", 1);
+  quay_copy_plan_info plan;
+  MUST(quay_buffer_copy_region(to, 0, from, 0, SIZE, &(quay_copy_options){.max_threads = 1}));
+  MUST(quay_copy_plan(to, 0, from, 0, SIZE, NULL, &plan));
+  cr_expect_eq(plan.threads, 4);
+  quay_buffer_release(to);
+  quay_buffer_release(from);
+}
+
+/* Progress. */
+
+typedef struct steps {
+  uint64_t last, smallest;
+  uint32_t threads; /* of a copy that is planned in the callback */
+  quay_buffer *to, *from;
+} steps;
+
+static bool note_step(void *user, uint64_t done, uint64_t total) {
+  steps *seen = user;
+  if (done != total && (seen->smallest == 0 || done - seen->last < seen->smallest))
+    seen->smallest = done - seen->last;
+  seen->last = done;
+  quay_copy_plan_info plan;
+  MUST(quay_copy_plan(seen->to, 0, seen->from, 0, SIZE, NULL, &plan));
+  seen->threads = plan.threads;
+  return true;
+}
+
+Test(copy_threads, a_progress_callback_gets_slices_that_are_large_enough_to_be_shared) {
+  for (int way = 0; way < WAYS; way++) {
+    steps seen = {0};
+    open_way(way, &seen.to, &seen.from);
+    const quay_copy_options options = {.progress = note_step, .progress_user = &seen};
+    MUST(quay_buffer_copy_region(seen.to, 0, seen.from, 0, SIZE, &options));
+    cr_expect_geq(seen.smallest, 8 * MIB, "way %d: a slice of %llu bytes", way,
+                  (unsigned long long)seen.smallest);
+    pattern_check_buffer(seen.to, 0, 2);
+    quay_buffer_release(seen.to);
+    quay_buffer_release(seen.from);
+  }
+}
+
+Test(copy_threads, a_copy_in_a_progress_callback_is_not_held_to_the_outer_ones_threads) {
+  steps seen = {0};
+  setenv("QUAY_COPY_THREADS", "4", 1);
+  open_way(HOST, &seen.to, &seen.from);
+  const quay_copy_options options = {
+      .max_threads = 1, .progress = note_step, .progress_user = &seen};
+  MUST(quay_buffer_copy_region(seen.to, 0, seen.from, 0, SIZE, &options));
+  cr_expect_eq(seen.threads, 4);
+  quay_buffer_release(seen.to);
+  quay_buffer_release(seen.from);
+}
+
+/* A bad value in the environment. */
+
+static void refused(quay_status status, const char *what) {
+  const char *message = quay_last_error()->message;
+  cr_expect_eq(status, QUAY_STATUS_INVALID_ARGUMENT, "%s", what);
+  cr_expect_not_null(strstr(message, "QUAY_COPY_THREADS is \"junk\""), "%s: %s", what, message);
+  cr_expect_null(strstr(message, "undefined"), "%s: %s", what, message);
+  quay_error_clear();
+}
+
+static void check_refusals(int way) {
+  quay_buffer *to, *from;
+  unsetenv("QUAY_COPY_THREADS");
+  open_way(way, &to, &from);
+  unsigned char *bytes = calloc(1, SIZE);
+  cr_assert_not_null(bytes);
+  setenv("QUAY_COPY_THREADS", "junk", 1);
+  quay_copy_plan_info plan;
+  refused(quay_copy_plan(to, 0, from, 0, SIZE, NULL, &plan), "plan");
+  refused(quay_buffer_copy_in(to, bytes, SIZE), "copy_in");
+  refused(quay_buffer_copy_out(from, bytes, SIZE), "copy_out");
+  cr_expect_eq(bytes[SIZE / 2], 0);
+  refused(quay_buffer_copy_from(to, from), "copy_from");
+  refused(quay_buffer_copy_region(to, 0, from, 0, SIZE, NULL), "copy_region");
+  refused(quay_buffer_copy_region(to, 0, from, 0, SIZE, &(quay_copy_options){.max_threads = 2}),
+          "copy_region with options");
+  refused(quay_buffer_fill(to, "x", 1), "fill");
+  refused(quay_buffer_save(from, test_path("saved"), NULL), "save");
+  unsetenv("QUAY_COPY_THREADS");
+  pattern_check_buffer(to, 0, 1);
+  free(bytes);
+  quay_buffer_release(to);
+  quay_buffer_release(from);
+}
+
+Test(copy_threads, a_bad_number_in_the_environment_is_an_error_of_every_large_copy_and_fill) {
+  for (int way = 0; way < WAYS; way++)
+    check_refusals(way);
+}
+
+Test(copy_threads, a_bad_number_in_the_environment_does_not_concern_small_copies) {
+  quay_buffer *buffer = pattern_buffer(NULL, 1000, 1);
+  unsigned char bytes[1000];
+  setenv("QUAY_COPY_THREADS", "junk", 1);
+  MUST(quay_buffer_copy_out(buffer, bytes, sizeof bytes));
+  MUST(quay_buffer_fill(buffer, "x", 1));
+  quay_buffer_release(buffer);
+}
+
+Test(copy_threads, no_allocator_is_opened_with_a_bad_environment) {
+  static const char *const variables[] = {"QUAY_COPY_THREADS", "QUAY_STAGING_BYTES"};
+  for (size_t i = 0; i < 2; i++) {
+    quay_allocator *allocator = NULL;
+    setenv(variables[i], "junk", 1);
+    MUST_FAIL(quay_allocator_open("cpu", &allocator), INVALID_ARGUMENT);
+    cr_expect_null(allocator);
+    cr_expect_not_null(strstr(quay_last_error()->message, variables[i]));
+    MUST_FAIL(quay_default_allocator_get(&allocator), INVALID_ARGUMENT);
+    cr_expect_not_null(strstr(quay_last_error()->message, variables[i]));
+    unsetenv(variables[i]);
+    MUST(quay_allocator_open("cpu", &allocator));
+    quay_allocator_release(allocator);
+  }
+}
