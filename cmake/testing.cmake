@@ -36,13 +36,14 @@ if(QUAY_SANITIZE)
 endif()
 
 # allocator_may_return_null: sizes that no machine has are part of the tests. die_after_fork: the
-# library makes new worker threads after fork().
+# library makes new worker threads after fork(). atexit_sleep_ms: each test is a process, which would
+# else sleep for a second at its end if it has threads.
 set(quay_test_environment
   "CRITERION_JOBS=1"
   "ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1:detect_stack_use_after_return=1:strict_string_checks=1"
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
   "LSAN_OPTIONS=print_suppressions=0:suppressions=${CMAKE_CURRENT_LIST_DIR}/../tests/support/lsan.supp"
-  "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0:allocator_may_return_null=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/../tests/support/tsan.supp"
+  "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0:atexit_sleep_ms=100:allocator_may_return_null=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/../tests/support/tsan.supp"
   "QUAY_PROGRAM=${PROJECT_BINARY_DIR}/tools/quay/quay"
   "QUAY_SOURCE_DIR=${PROJECT_SOURCE_DIR}"
   "QUAY_TEST_DATA=${PROJECT_SOURCE_DIR}/tests/data")

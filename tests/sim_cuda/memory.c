@@ -13,6 +13,7 @@ enum {
   POISON_NEW = 0xc5,
   POISON_FREED = 0xdf,
   POISONED_END = 64 << 10,
+  SMALL = 64 << 10, /* bytes below which memory of a device comes from malloc */
   TOMBSTONES = 1024,
 };
 
@@ -79,10 +80,13 @@ sim_memory *sim_memory_new(int device, uint64_t size, bool counted) {
   sim_memory *const m = new_memory(device, size, counted);
   if (m == NULL)
     return NULL;
-  if (counted) {
+  if (counted && size >= SMALL) {
     m->mapped = true;
     m->bytes = map(NULL, round_up(size, SIM_PAGE), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+  } else if (counted) {
+    /* A process has about 65,000 mappings: too few for one of each small block. */
+    m->bytes = malloc(size);
   } else {
     /* The host's: from malloc, so that AddressSanitizer watches its ends. */
     m->host_access = true;
@@ -102,28 +106,46 @@ sim_memory *sim_memory_borrow(void *bytes, uint64_t size) {
   return m;
 }
 
-bool sim_memory_share(sim_memory *m) {
-  if (m->file >= 0)
-    return true;
-  const uint64_t size = round_up(m->size, SIM_PAGE);
+/* Puts the bytes into a new memfd. -1: the system refuses. */
+static int file_of_bytes(const sim_memory *m) {
   const int file = memfd_create("simcuda", MFD_CLOEXEC);
   if (file < 0)
-    return false;
+    return -1;
   for (uint64_t at = 0; at < m->size;) {
     const ssize_t written = pwrite(file, m->bytes + at, m->size - at, (off_t)at);
     if (written <= 0)
       goto fail;
     at += (uint64_t)written;
   }
-  if (ftruncate(file, (off_t)size) != 0 ||
-      map(m->bytes, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, file) == NULL)
-    goto fail;
-  m->file = file;
-  return true;
+  if (ftruncate(file, (off_t)round_up(m->size, SIM_PAGE)) == 0)
+    return file;
 
 fail:
   close(file);
-  return false;
+  return -1;
+}
+
+bool sim_memory_share(sim_memory *m) {
+  if (m->file >= 0)
+    return true;
+  const int file = file_of_bytes(m);
+  if (file < 0)
+    return false;
+  const uint64_t size = round_up(m->size, SIM_PAGE);
+  unsigned char *const shared = map(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file);
+  if (shared == NULL) {
+    close(file);
+    return false;
+  }
+  if (m->mapped) {
+    syscall(SYS_munmap, m->bytes, size);
+  } else {
+    free(m->bytes);
+  }
+  m->bytes = shared;
+  m->mapped = true;
+  m->file = file;
+  return true;
 }
 
 sim_memory *sim_memory_open(int device, int file, uint64_t size, bool counted) {

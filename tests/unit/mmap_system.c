@@ -23,6 +23,7 @@ static struct {
   atomic_int populate_error;   /* errno of madvise() with advice to populate */
   atomic_int read_limit;       /* pread() moves at most so many bytes */
   atomic_int read_error;
+  atomic_int memory_total;  /* MiB that the machine claims to have; 0: what it has */
   atomic_int cached_error;  /* of pread_cached() */
   atomic_int cached_after;  /* cached_error only after so many calls */
   atomic_int cached_always; /* pread_cached() is pread() */
@@ -102,6 +103,14 @@ WRAP(ssize_t, pread_cached, (int file, void *buffer, size_t size, uint64_t offse
   if (atomic_load(&fake.cached_always) != 0)
     return __real_quay__os_pread(file, buffer, size, offset);
   return __real_quay__os_pread_cached(file, buffer, size, offset);
+}
+
+WRAP(int, memory_info, (uint64_t * out_total, uint64_t *out_available)) {
+  const int total = atomic_load(&fake.memory_total);
+  if (total == 0)
+    return __real_quay__os_memory_info(out_total, out_available);
+  *out_total = *out_available = (uint64_t)total * MIB;
+  return 0;
 }
 
 WRAP(ssize_t, pwrite, (int file, const void *buffer, size_t size, uint64_t offset)) {
@@ -791,6 +800,23 @@ Test(mmap_system, large_reads_populate_each_piece_once_until_it_is_not_needed) {
   TEST_OK(quay_buffer_advise(buffer, QUAY_ADVICE_DONT_NEED));
   TEST_OK(quay_buffer_copy_out(buffer, memory, size));
   cr_assert_eq(atomic_load(&fake.populated), 6);
+  cr_assert(test_matches(memory, size, 0, 3));
+  free(memory);
+  quay_buffer_release(buffer);
+}
+
+Test(mmap_system, large_reads_populate_a_quarter_of_the_memory_at_most) {
+#if !defined(__x86_64__)
+  quay_test_skip("x86_64", "this processor reads with pread alone");
+#endif
+  atomic_store(&fake.cached_always, 1);
+  atomic_store(&fake.memory_total, 32);
+  setenv("QUAY_COPY_THREADS", "1", 1);
+  const uint64_t size = 16 * MIB;
+  quay_buffer *buffer = test_map(test_file("large", size, 3), QUAY_MAP_READ_ONLY);
+  uint8_t *memory = malloc(size);
+  TEST_OK(quay_buffer_copy_out(buffer, memory, size));
+  cr_assert_eq(atomic_load(&fake.populated), 2);
   cr_assert(test_matches(memory, size, 0, 3));
   free(memory);
   quay_buffer_release(buffer);

@@ -172,3 +172,12 @@ Test(memory, all_that_was_freed_is_gone_from_the_census) {
   simcuda->count(&census);
   cr_assert(census.device_bytes == 0 && census.host_bytes == 0 && census.allocations == 0);
 }
+
+Test(memory, there_can_be_more_small_allocations_than_a_process_has_mappings) {
+  start("");
+  simcuda_census census;
+  for (int i = 0; i < 70000; i++)
+    (void)device_memory(100);
+  simcuda->count(&census);
+  cr_assert_eq(census.allocations, 70000);
+}

@@ -36,16 +36,6 @@ static int status_of(program run) {
   return status;
 }
 
-/* Long enough for the copy to have run, and with calls in between that take the driver's locks: if
- * those ordered anything, the race would be hidden. */
-static void pass_time(void) {
-  int version;
-  for (int i = 0; i < 20; i++) {
-    usleep(1000);
-    ok(cu.cuDriverGetVersion(&version));
-  }
-}
-
 static void copy_and_write_after_a_wait(void) {
   start("");
   unsigned char *const pinned = pinned_memory(SIZE);
@@ -69,6 +59,16 @@ Test(sanitizer, a_program_that_waits_is_not_blamed) {
 }
 
 #ifdef WITH_THREAD_SANITIZER
+
+/* Long enough for the copy to have run, and with calls in between that take the driver's locks: if
+ * those ordered anything, the race would be hidden. */
+static void pass_time(void) {
+  int version;
+  for (int i = 0; i < 20; i++) {
+    usleep(1000);
+    ok(cu.cuDriverGetVersion(&version));
+  }
+}
 
 static void write_what_a_copy_reads(void) {
   start("");
