@@ -2,7 +2,8 @@
 #
 #   quay_add_test(NAME unit.dtype SOURCES dtype.c
 #                 [LIBRARIES lib...] [LABELS label...] [ARGUMENTS arg...]
-#                 [ENVIRONMENT VAR=value...] [TIMEOUT seconds] [RESOURCE name] [SERIAL])
+#                 [ENVIRONMENT VAR=value...] [TIMEOUT seconds] [RESOURCE name] [SERIAL]
+#                 [SIMCUDA])
 #     A program of Criterion tests and one run of it. The program is named test_unit_dtype.
 #
 #   quay_add_test_run(NAME contract.track+cpu PROGRAM test_contract ...the same options)
@@ -14,6 +15,10 @@
 #   quay_add_fuzzer(NAME spec SOURCES spec.c [LIBRARIES lib...] [DICTIONARY file])
 #     A libFuzzer target where QUAY_BUILD_FUZZERS is on, and everywhere else a test fuzz.spec that
 #     replays tests/fuzz/corpus/spec.
+#
+# SIMCUDA: the CUDA driver that the test finds is the simulated one (tests/sim_cuda), and what that
+# reports at exit makes the test fail. Programs may take its control functions from
+# sim_cuda/control.h.
 #
 # RESOURCE names something that only one test at a time may use (a device, a large amount of memory).
 
@@ -31,13 +36,14 @@ if(QUAY_SANITIZE)
 endif()
 
 # allocator_may_return_null: sizes that no machine has are part of the tests. die_after_fork: the
-# library makes new worker threads after fork().
+# library makes new worker threads after fork(). atexit_sleep_ms: each test is a process, which would
+# else sleep for a second at its end if it has threads.
 set(quay_test_environment
   "CRITERION_JOBS=1"
   "ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1:detect_stack_use_after_return=1:strict_string_checks=1"
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
   "LSAN_OPTIONS=print_suppressions=0:suppressions=${CMAKE_CURRENT_LIST_DIR}/../tests/support/lsan.supp"
-  "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0:allocator_may_return_null=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/../tests/support/tsan.supp"
+  "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:die_after_fork=0:atexit_sleep_ms=100:allocator_may_return_null=1:suppressions=${CMAKE_CURRENT_LIST_DIR}/../tests/support/tsan.supp"
   "QUAY_PROGRAM=${PROJECT_BINARY_DIR}/tools/quay/quay"
   "QUAY_SOURCE_DIR=${PROJECT_SOURCE_DIR}"
   "QUAY_TEST_DATA=${PROJECT_SOURCE_DIR}/tests/data")
@@ -83,10 +89,14 @@ set(quay_test_one_value NAME PROGRAM SCRIPT TIMEOUT RESOURCE)
 set(quay_test_many_values SOURCES LIBRARIES LABELS ARGUMENTS ENVIRONMENT)
 
 macro(quay_parse_test_arguments)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "SERIAL" "${quay_test_one_value}"
+  cmake_parse_arguments(PARSE_ARGV 0 arg "SERIAL;SIMCUDA" "${quay_test_one_value}"
     "${quay_test_many_values}")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  if(arg_SIMCUDA)
+    list(APPEND arg_ENVIRONMENT "QUAY_CUDA_LIBRARY=$<TARGET_FILE:quay_simcuda>"
+      "SIMCUDA_STRICT=1")
   endif()
 endmacro()
 
@@ -118,6 +128,10 @@ function(quay_add_test)
   set(serial)
   if(arg_SERIAL)
     set(serial SERIAL)
+  endif()
+  if(arg_SIMCUDA)
+    add_dependencies(${program} quay_simcuda)
+    target_link_libraries(${program} PRIVATE quay_simcuda_control)
   endif()
   quay_add_test_run(NAME ${arg_NAME} PROGRAM ${program} LABELS ${arg_LABELS}
     ARGUMENTS ${arg_ARGUMENTS} ENVIRONMENT ${arg_ENVIRONMENT} TIMEOUT ${arg_TIMEOUT}

@@ -7,6 +7,7 @@
 #include <quay/base.h>
 #include <quay/buffer.h>
 #include <quay/copy.h>
+#include <quay/cuda.h>
 #include <quay/device.h>
 #include <quay/dlpack.h>
 #include <quay/dtype.h>

@@ -59,3 +59,7 @@ quay_status quay__environment_check(void) {
   QUAY_TRY(quay__environment_copy_threads(&threads));
   return quay__environment_staging_bytes(&bytes);
 }
+
+const char *quay__environment_cuda_library(void) {
+  return value_of("QUAY_CUDA_LIBRARY");
+}

@@ -20,4 +20,8 @@ quay_status quay__environment_staging_bytes(uint64_t *out_bytes);
 /* INVALID_ARGUMENT if either of the two is bad. */
 quay_status quay__environment_check(void);
 
+/* $QUAY_CUDA_LIBRARY: the CUDA driver's library, a path or a name for the loader. NULL: the usual
+ * names. */
+const char *quay__environment_cuda_library(void);
+
 #endif

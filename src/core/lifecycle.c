@@ -100,5 +100,6 @@ quay_status quay_shutdown(void) {
   quay__default_allocators_drop();
   quay__mmap_file_allocator_drop();
   quay__workers_stop();
+  quay__cuda_shutdown();
   return QUAY_OK;
 }

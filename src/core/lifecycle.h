@@ -30,6 +30,10 @@ typedef enum quay__live_kind {
 quay_allocator *quay__mmap_file_allocator_peek(void);
 void quay__mmap_file_allocator_drop(void);
 
+/* Gives up the devices that the CUDA backend keeps. The CUDA backend, or its stub, implements it.
+ */
+void quay__cuda_shutdown(void);
+
 void quay__live_add(quay__live_kind kind, int64_t delta);
 int64_t quay__live_get(quay__live_kind kind);
 

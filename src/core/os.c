@@ -1,8 +1,10 @@
 /* Everything that faces the operating system: see os.h. */
 #include "core/os.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -258,6 +260,31 @@ uint64_t quay__os_nanoseconds(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+void *quay__os_library_open(const char *path) {
+  return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
+void *quay__os_library_symbol(void *library, const char *name) {
+  return dlsym(library, name);
+}
+
+void quay__os_library_close(void *library) {
+  (void)dlclose(library); /* fails only for what is no library */
+}
+
+const char *quay__os_library_error(void) {
+  const char *const text = dlerror();
+  return text != NULL ? text : "";
+}
+
+int quay__os_at_exit(void (*function)(void)) {
+  return atexit(function);
+}
+
+int quay__os_at_fork_in_child(void (*function)(void)) {
+  return pthread_atfork(NULL, NULL, function);
 }
 
 uint64_t quay__os_random(void) {

@@ -70,6 +70,17 @@ size_t quay__os_huge_page_size(void);
 int quay__os_memory_info(uint64_t *out_total, uint64_t *out_available);
 /* A clock that never goes back, in nanoseconds. */
 uint64_t quay__os_nanoseconds(void);
+/* Shared libraries, their symbols local to them. NULL on failure; the text of the last one is the
+ * calling thread's, "" if there was none. */
+void *quay__os_library_open(const char *path);
+void *quay__os_library_symbol(void *library, const char *name);
+void quay__os_library_close(void *library);
+const char *quay__os_library_error(void);
+
+/* Registers a function for the process's exit, and for the child after a fork. 0, or not. */
+int quay__os_at_exit(void (*function)(void));
+int quay__os_at_fork_in_child(void (*function)(void));
+
 /* Random bytes for names of temporary files. */
 uint64_t quay__os_random(void);
 

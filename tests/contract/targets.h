@@ -19,6 +19,8 @@ typedef struct contract_target {
   quay_memory_kind kind; /* NONE: every kind of this backend */
   /* NULL: it can. */
   const char *cannot[CONTRACT_ABILITY_COUNT];
+  /* Its memory can have a twin on the host. */
+  bool mirrors;
   /* What an allocation of 2^62 bytes answers. */
   quay_status too_large;
 } contract_target;
@@ -51,6 +53,29 @@ static const contract_target contract_targets[] = {
         .cannot[CONTRACT_ADOPT] = "only its own pinned memory has the double's bookkeeping",
         .cannot[CONTRACT_RELEASE] = "pinned memory is not pageable host memory",
         .too_large = QUAY_STATUS_OUT_OF_HOST_MEMORY,
+    },
+    {
+        .backend = "cuda",
+        .kind = QUAY_MEMORY_DEVICE,
+        .cannot[CONTRACT_HOST_ACCESS] = "it is memory of a device",
+        .cannot[CONTRACT_ADOPT] = "it is memory of a device; quay_cuda_adopt() takes pointers",
+        .cannot[CONTRACT_RELEASE] = "it is memory of a device; quay_cuda_release() gives it away",
+        .mirrors = true,
+        .too_large = QUAY_STATUS_OUT_OF_DEVICE_MEMORY,
+    },
+    {
+        .backend = "cuda",
+        .kind = QUAY_MEMORY_PINNED,
+        .cannot[CONTRACT_ADOPT] = "pinned memory is adopted by quay_cuda_adopt()",
+        .cannot[CONTRACT_RELEASE] = "pinned memory is not pageable host memory",
+        .too_large = QUAY_STATUS_OUT_OF_HOST_MEMORY,
+    },
+    {
+        .backend = "cuda",
+        .kind = QUAY_MEMORY_MANAGED,
+        .cannot[CONTRACT_ADOPT] = "managed memory is adopted by quay_cuda_adopt()",
+        .cannot[CONTRACT_RELEASE] = "managed memory is not pageable host memory",
+        .too_large = QUAY_STATUS_OUT_OF_DEVICE_MEMORY,
     },
 };
 

@@ -73,7 +73,9 @@ static void add_row(text_table *table, const quay_device_info *device) {
   char total[TEXT_SIZE_MAX] = "-", free_now[TEXT_SIZE_MAX] = "-";
   if (device->memory.total_bytes != 0) {
     text_of_size(device->memory.total_bytes, total);
-    text_of_size(device->memory.free_bytes, free_now);
+    /* Some devices tell it only once they are open. */
+    if (device->memory.free_bytes != 0)
+      text_of_size(device->memory.free_bytes, free_now);
   }
   table_add(table, device->backend);
   table_add(table, device->available ? device->spec : "-");

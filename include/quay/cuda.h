@@ -1,0 +1,124 @@
+/* What only CUDA memory has: pointers of the driver handed in and out, mirrors, streams and devices
+ * by the driver's own handles. All handles are plain integers, and nothing of CUDA is needed to
+ * compile: a CUdeviceptr is passed as it is, a CUstream as (uint64_t)(uintptr_t)stream.
+ *
+ * Where the backend is not built in, every function here that can fail answers UNAVAILABLE. */
+#ifndef QUAY_CUDA_H
+#define QUAY_CUDA_H
+
+#include <quay/allocator.h>
+#include <quay/base.h>
+#include <quay/buffer.h>
+#include <quay/device.h>
+#include <quay/raw_buffer.h>
+#include <quay/status.h>
+#include <quay/stream.h>
+
+/* Memory as it leaves Quay. */
+typedef struct quay_cuda_memory {
+  uint64_t pointer; /* CUdeviceptr */
+  uint64_t size;    /* bytes */
+} quay_cuda_memory;
+
+QUAY_BEGIN_DECLS
+
+/* Memory. */
+
+/* Adopts memory that the program allocated through the driver or the CUDA runtime, without a copy.
+ * `pointer` may lie inside an allocation. It must be memory of the allocator's device and kind
+ * (pinned memory: of any device), which the driver is asked about. `allocator` (layers around it
+ * are fine; NULL: the default one) becomes the owner, must outlive the raw buffer and does not
+ * count the memory. `release` (may be NULL) is called once when it is freed, after all recorded
+ * work on it is done, with the pointer as its `memory`. On error nothing is taken over.
+ * Errors: INVALID_ARGUMENT (NULL, a pointer of 0 or a range that wraps around, memory of another
+ * device or kind or that the driver does not know); OUT_OF_RANGE (it reaches out of its
+ * allocation); UNSUPPORTED (the allocator is no CUDA one); OUT_OF_HOST_MEMORY; DEVICE_LOST.
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_adopt(quay_allocator *allocator, uint64_t pointer,
+                                                    uint64_t size, quay_release_callback release,
+                                                    void *user, quay_raw_buffer *out_raw);
+
+/* Takes the memory out of Quay's hands, without a copy: `raw` is zeroed, every layer forgets it.
+ * The program frees it: cuMemFree() for device and managed memory, cuMemFreeHost() for pinned
+ * memory. Adopted memory comes back as it was handed in, and its callback is not called. Errors:
+ * INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (no CUDA memory, carved by a layer, with a
+ * mirror, or aligned to more than 256 bytes where the driver's own block begins below it). On error
+ * nothing changes. Thread-safety: the raw buffer is the caller's to synchronise. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_release(quay_raw_buffer *raw,
+                                                      quay_cuda_memory *out_memory);
+
+/* The CUdeviceptr of the window's first byte: what a kernel takes. Waits for nothing.
+ * Errors: INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (no CUDA memory); STALE; DEVICE_LOST.
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_pointer(const quay_buffer *buffer,
+                                                      uint64_t *out_pointer);
+
+/* Mirrors: device memory that was allocated with quay_alloc_options.mirror has a twin in pinned
+ * host memory. Device and twin are two memories; only these calls move bytes from one to the other.
+ * Windows are mirrored by the same window of the twin.
+ * Errors of all: INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (no CUDA memory, or without a
+ * mirror); STALE; DEVICE_LOST. */
+
+/* The twin's address of the window's first byte. It stays valid as long as the storage lives; its
+ * bytes are undefined until they are written or invalidated.
+ * Thread-safety: any thread; the twin's bytes are the caller's to synchronise. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_mirror_pointer(const quay_buffer *buffer,
+                                                             void **out_pointer);
+
+/* Copies the twin's window to the device: what the host wrote is there on return.
+ * Further errors: READ_ONLY (a sealed storage).
+ * Thread-safety: any thread; the twin's bytes are the caller's to synchronise. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_mirror_flush(quay_buffer *buffer);
+
+/* Copies the device's window to the twin, after the recorded writes to it.
+ * Thread-safety: any thread; the twin's bytes are the caller's to synchronise. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_mirror_invalidate(const quay_buffer *buffer);
+
+/* Writes host memory to the twin's window and flushes it; invalidates the window and reads it from
+ * the twin. `size` must be the window's.
+ * Further errors: SIZE_MISMATCH, which moves nothing; READ_ONLY (upload to a sealed storage).
+ * Thread-safety: any thread; the twin's bytes are the caller's to synchronise. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_mirror_upload(quay_buffer *buffer, const void *source,
+                                                            uint64_t size);
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_mirror_download(const quay_buffer *buffer,
+                                                              void *destination, uint64_t size);
+
+/* Devices. */
+
+/* The device cuda:`index`, opened at first need. The reference is the caller's to release.
+ * Errors: INVALID_ARGUMENT (NULL); UNAVAILABLE (no driver, no such device; the message says why).
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_device(uint32_t index, quay_device **out_device);
+
+/* The driver's UUID of the device, 16 bytes; zeros where an old driver does not tell.
+ * Errors: INVALID_ARGUMENT (NULL, or no CUDA device).
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_device_uuid(const quay_device *device,
+                                                          uint8_t out_uuid[16]);
+
+/* Asks the driver whether the device still works, which quay_device_health() does not: a fault of a
+ * kernel that nobody has waited for yet is found, once the kernel has run into it. Waits for no
+ * work. A lost device is QUAY_HEALTH_LOST and no error of this call; quay_last_error() is left
+ * alone.
+ * Errors: INVALID_ARGUMENT (NULL, or no CUDA device); UNAVAILABLE (after a fork).
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_health(quay_device *device, quay_health *out_health);
+
+/* Streams. */
+
+/* quay_stream_wrap() on the device cuda:`index`. `stream` is a CUstream of its primary context (the
+ * one that the CUDA runtime uses); 0 or 1 is the legacy default stream, 2 the calling thread's
+ * default stream, whose wrapper is refused in every other thread.
+ * Errors: those of quay_cuda_device() and quay_stream_wrap().
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_stream_wrap(uint32_t index, uint64_t stream,
+                                                          quay_stream **out_stream);
+
+/* The CUstream of a stream, as an integer: what a kernel launch takes. For the wrapper of a
+ * thread's default stream that is 2, where quay_stream_native() gives a number of Quay's own. 0 for
+ * NULL and for a stream of another backend. Thread-safety: any thread; never changes. */
+QUAY_API uint64_t quay_cuda_stream(const quay_stream *stream);
+
+QUAY_END_DECLS
+
+#endif

@@ -1,0 +1,128 @@
+/* Copies and fills submitted to a stream. Host memory that is not pinned is done with on return. */
+#include "core/checked.h"
+#include "cuda/cuda_impl.h"
+
+/* The device entered, and a stream of it that does not capture. */
+typedef struct submission {
+  quay__cuda_device *device;
+  quay__cuda_scope scope;
+  quay__cu_stream stream;
+} submission;
+
+/* `raw`: memory that the stream is about to use. */
+static quay_status begin(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t stream,
+                         submission *out_submission) {
+  quay__cuda_device *const device = quay__cuda_of(allocator)->device;
+  out_submission->device = device;
+  QUAY_TRY(quay__cuda_enter(device, true, &out_submission->scope));
+  quay_status status = quay__cuda_stream_use(device, stream, &out_submission->stream);
+  if (status == QUAY_OK)
+    status = quay__cuda_block_order(device, raw, out_submission->stream);
+  if (status != QUAY_OK)
+    quay__cuda_leave(&out_submission->scope);
+  return status;
+}
+
+static quay_status end(const submission *ended, quay_status status) {
+  quay__cuda_leave(&ended->scope);
+  return status;
+}
+
+static quay_status check(quay__cuda_device *device, quay__cu_result result, const char *what) {
+  if (result == QUAY__CU_SUCCESS)
+    return QUAY_OK;
+  return quay__cuda_fail(device, result, "%s %s on a stream", what, device->name);
+}
+
+/* Waits until the stream is done with a lane, and gives it back. */
+static quay_status give_back(const submission *ended, quay__cuda_lane *lane, quay_status status) {
+  quay__cuda_device *const device = ended->device;
+  const quay__cu_result result = quay__cuda_settle(device, ended->stream);
+  if (status == QUAY_OK)
+    status = check(device, result, "copying host memory of");
+  quay__cuda_lane_give_back(device, lane);
+  return status;
+}
+
+static quay_status upload(const submission *to, quay__cu_pointer destination, const void *source,
+                          uint64_t size) {
+  quay__cuda_device *const device = to->device;
+  if (quay__cuda_is_pinned(device, source, size)) {
+    return check(device, device->api->cuMemcpyHtoDAsync(destination, source, size, to->stream),
+                 "copying host memory to");
+  }
+  quay__cuda_lane *lane;
+  QUAY_TRY(quay__cuda_lane_take(device, &lane));
+  const quay_status status = quay__cuda_upload(device, lane, to->stream, destination, source, size);
+  return give_back(to, lane, status);
+}
+
+static quay_status download(const submission *from, quay__cu_pointer source, void *destination,
+                            uint64_t size) {
+  quay__cuda_device *const device = from->device;
+  if (quay__cuda_is_pinned(device, destination, size)) {
+    return check(device, device->api->cuMemcpyDtoHAsync(destination, source, size, from->stream),
+                 "copying to host memory from");
+  }
+  quay__cuda_lane *lane;
+  QUAY_TRY(quay__cuda_lane_take(device, &lane));
+  const quay_status status =
+      quay__cuda_download(device, lane, from->stream, source, destination, size);
+  return give_back(from, lane, status);
+}
+
+quay_status quay__cuda_copy_in_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                     uint64_t offset, const void *source, uint64_t size,
+                                     uint64_t stream) {
+  submission copy;
+  QUAY_TRY(begin(allocator, destination, stream, &copy));
+  return end(&copy, upload(&copy, quay__cuda_at(destination, offset), source, size));
+}
+
+quay_status quay__cuda_copy_out_async(quay_allocator *allocator, const quay_raw_buffer *source,
+                                      uint64_t offset, void *destination, uint64_t size,
+                                      uint64_t stream) {
+  submission copy;
+  QUAY_TRY(begin(allocator, source, stream, &copy));
+  return end(&copy, download(&copy, quay__cuda_at(source, offset), destination, size));
+}
+
+/* In pieces that don't overlap, from the end that is not overwritten too early. */
+static quay_status submit_move(const submission *copy, quay__cu_pointer destination,
+                               quay__cu_pointer source, uint64_t size) {
+  quay__cuda_device *const device = copy->device;
+  const uint64_t piece = destination > source ? destination - source : source - destination;
+  if (piece == 0)
+    return QUAY_OK;
+  for (uint64_t done = 0; done < size;) {
+    const uint64_t part = quay__min(size - done, piece);
+    const uint64_t at = destination > source ? size - done - part : done;
+    QUAY_TRY(check(device,
+                   device->api->cuMemcpyAsync(destination + at, source + at, part, copy->stream),
+                   "copying within"));
+    done += part;
+  }
+  return QUAY_OK;
+}
+
+quay_status quay__cuda_copy_within_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                         uint64_t destination_offset, const quay_raw_buffer *source,
+                                         uint64_t source_offset, uint64_t size, uint64_t stream) {
+  submission copy;
+  QUAY_TRY(begin(allocator, destination, stream, &copy));
+  quay_status status = quay__cuda_block_order(copy.device, source, copy.stream);
+  if (status == QUAY_OK) {
+    status = submit_move(&copy, quay__cuda_at(destination, destination_offset),
+                         quay__cuda_at(source, source_offset), size);
+  }
+  return end(&copy, status);
+}
+
+quay_status quay__cuda_fill_async(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                                  uint64_t size, const void *pattern, size_t pattern_size,
+                                  uint64_t stream) {
+  submission fill;
+  QUAY_TRY(begin(allocator, raw, stream, &fill));
+  return end(&fill, quay__cuda_submit_fill(fill.device, fill.stream, quay__cuda_at(raw, offset),
+                                           size, pattern, pattern_size));
+}

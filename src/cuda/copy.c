@@ -1,0 +1,255 @@
+/* Blocking copies: host memory to the device and back, and within one kind of memory. What is
+ * submitted is submitted to a lane's stream, and waited for. */
+#include <string.h>
+
+#include "core/checked.h"
+#include "core/error.h"
+#include "core/host_copy.h"
+#include "cuda/cuda_impl.h"
+
+/* Overlapping ranges that lie this far apart are copied piece by piece at once; closer ones go
+ * through memory of their own. */
+#define NEAR_BYTES ((uint64_t)1 << 20)
+
+/* A blocking copy: the device entered, a lane taken. */
+typedef struct job {
+  quay__cuda_device *device;
+  quay__cuda_scope scope;
+  quay__cuda_lane *lane;
+} job;
+
+static quay_status begin(quay__cuda_device *device, const quay_raw_buffer *raw, job *out_job) {
+  out_job->device = device;
+  QUAY_TRY(quay__cuda_enter(device, true, &out_job->scope));
+  quay_status status = quay__cuda_lane_take(device, &out_job->lane);
+  if (status == QUAY_OK) {
+    status = quay__cuda_block_order(device, raw, out_job->lane->stream);
+    if (status != QUAY_OK)
+      quay__cuda_lane_give_back(device, out_job->lane);
+  }
+  if (status != QUAY_OK)
+    quay__cuda_leave(&out_job->scope);
+  return status;
+}
+
+/* Waits for the stream, after a failure too: what it reads and writes is somebody else's after
+ * this. */
+static quay_status end(job *ended, quay_status status, const char *what) {
+  quay__cuda_device *const device = ended->device;
+  const quay__cu_result result = quay__cuda_settle(device, ended->lane->stream);
+  if (status == QUAY_OK && result != QUAY__CU_SUCCESS)
+    status = quay__cuda_fail(device, result, "%s %s", what, device->name);
+  quay__cuda_lane_give_back(device, ended->lane);
+  quay__cuda_leave(&ended->scope);
+  return status;
+}
+
+static quay_status check(quay__cuda_device *device, quay__cu_result result, const char *what) {
+  if (__builtin_expect(result == QUAY__CU_SUCCESS, 1))
+    return QUAY_OK;
+  return quay__cuda_fail(device, result, "%s %s", what, device->name);
+}
+
+bool quay__cuda_is_pinned(quay__cuda_device *device, const void *memory, uint64_t size) {
+  int type = 0;
+  quay__cu_pointer start = 0;
+  size_t length = 0;
+  int attributes[] = {QUAY__CU_POINTER_MEMORY_TYPE, QUAY__CU_POINTER_RANGE_START,
+                      QUAY__CU_POINTER_RANGE_SIZE};
+  void *values[] = {&type, &start, &length};
+  const quay__cu_pointer address = (quay__cu_pointer)(uintptr_t)memory;
+  if (device->api->cuPointerGetAttributes(3, attributes, values, address) != QUAY__CU_SUCCESS ||
+      type != QUAY__CU_MEMORYTYPE_HOST || address < start)
+    return false;
+  return quay__in_range(address - start, size, length);
+}
+
+/* To the device. */
+
+static quay_status upload_in_chunks(quay__cuda_device *device, quay__cuda_lane *lane,
+                                    quay__cu_stream stream, quay__cu_pointer destination,
+                                    const unsigned char *source, uint64_t size) {
+  const quay__cuda_api *const api = device->api;
+  const char *const what = "copying host memory to";
+  uint64_t number = 0;
+  for (uint64_t done = 0; done < size; number++) {
+    const uint64_t part = quay__min(size - done, QUAY__CUDA_CHUNK_BYTES);
+    const unsigned which = number & 1;
+    unsigned char *const chunk = lane->chunks + which * QUAY__CUDA_CHUNK_BYTES;
+    if (number >= 2)
+      QUAY_TRY(check(device, api->cuEventSynchronize(lane->events[which]), what));
+    quay__host_copy(chunk, source + done, part, 0);
+    QUAY_TRY(check(device, api->cuMemcpyHtoDAsync(destination + done, chunk, part, stream), what));
+    QUAY_TRY(check(device, api->cuEventRecord(lane->events[which], stream), what));
+    done += part;
+  }
+  return QUAY_OK;
+}
+
+quay_status quay__cuda_upload(quay__cuda_device *device, quay__cuda_lane *lane,
+                              quay__cu_stream stream, quay__cu_pointer destination,
+                              const void *source, uint64_t size) {
+  const quay__cuda_api *const api = device->api;
+  const void *from = source;
+  if (size <= QUAY__CUDA_SLOT_BYTES) {
+    memcpy(lane->slot, source, size);
+    from = lane->slot;
+  } else if (!quay__cuda_is_pinned(device, source, size) &&
+             quay__cuda_lane_has_chunks(device, lane)) {
+    return upload_in_chunks(device, lane, stream, destination, source, size);
+  }
+  /* Pageable memory is left here only where there is no pinned memory for it: the driver's own
+   * staging is slow, but works. */
+  return check(device, api->cuMemcpyHtoDAsync(destination, from, size, stream),
+               "copying host memory to");
+}
+
+quay_status quay__cuda_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
+                               uint64_t offset, const void *source, uint64_t size) {
+  quay__cuda_device *const device = quay__cuda_of(allocator)->device;
+  job copy;
+  QUAY_TRY(begin(device, destination, &copy));
+  const quay_status status = quay__cuda_upload(device, copy.lane, copy.lane->stream,
+                                               quay__cuda_at(destination, offset), source, size);
+  return end(&copy, status, "copying host memory to");
+}
+
+/* From the device. */
+
+static quay_status submit_chunk(quay__cuda_device *device, quay__cuda_lane *lane,
+                                quay__cu_stream stream, quay__cu_pointer source, uint64_t size,
+                                uint64_t number) {
+  const quay__cuda_api *const api = device->api;
+  const char *const what = "copying to host memory from";
+  const uint64_t at = number * QUAY__CUDA_CHUNK_BYTES;
+  const unsigned which = number & 1;
+  const uint64_t part = quay__min(size - at, QUAY__CUDA_CHUNK_BYTES);
+  QUAY_TRY(check(device,
+                 api->cuMemcpyDtoHAsync(lane->chunks + which * QUAY__CUDA_CHUNK_BYTES, source + at,
+                                        part, stream),
+                 what));
+  return check(device, api->cuEventRecord(lane->events[which], stream), what);
+}
+
+static quay_status download_in_chunks(quay__cuda_device *device, quay__cuda_lane *lane,
+                                      quay__cu_stream stream, quay__cu_pointer source,
+                                      unsigned char *destination, uint64_t size) {
+  const uint64_t count = (size - 1) / QUAY__CUDA_CHUNK_BYTES + 1;
+  QUAY_TRY(submit_chunk(device, lane, stream, source, size, 0));
+  for (uint64_t number = 0; number < count; number++) {
+    if (number + 1 < count)
+      QUAY_TRY(submit_chunk(device, lane, stream, source, size, number + 1));
+    const unsigned which = number & 1;
+    QUAY_TRY(check(device, device->api->cuEventSynchronize(lane->events[which]),
+                   "copying to host memory from"));
+    const uint64_t at = number * QUAY__CUDA_CHUNK_BYTES;
+    quay__host_copy(destination + at, lane->chunks + which * QUAY__CUDA_CHUNK_BYTES,
+                    quay__min(size - at, QUAY__CUDA_CHUNK_BYTES), 0);
+  }
+  return QUAY_OK;
+}
+
+quay_status quay__cuda_download(quay__cuda_device *device, quay__cuda_lane *lane,
+                                quay__cu_stream stream, quay__cu_pointer source, void *destination,
+                                uint64_t size) {
+  const quay__cuda_api *const api = device->api;
+  const char *const what = "copying to host memory from";
+  if (size <= QUAY__CUDA_SLOT_BYTES) {
+    QUAY_TRY(check(device, api->cuMemcpyDtoHAsync(lane->slot, source, size, stream), what));
+    QUAY_TRY(check(device, api->cuStreamSynchronize(stream), what));
+    memcpy(destination, lane->slot, size);
+    return QUAY_OK;
+  }
+  if (!quay__cuda_is_pinned(device, destination, size) && quay__cuda_lane_has_chunks(device, lane))
+    return download_in_chunks(device, lane, stream, source, destination, size);
+  return check(device, api->cuMemcpyDtoHAsync(destination, source, size, stream), what);
+}
+
+quay_status quay__cuda_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
+                                uint64_t offset, void *destination, uint64_t size) {
+  quay__cuda_device *const device = quay__cuda_of(allocator)->device;
+  job copy;
+  QUAY_TRY(begin(device, source, &copy));
+  const quay_status status = quay__cuda_download(device, copy.lane, copy.lane->stream,
+                                                 quay__cuda_at(source, offset), destination, size);
+  return end(&copy, status, "copying to host memory from");
+}
+
+void quay__cuda_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+                          quay_across_info *out_info) {
+  (void)allocator;
+  (void)mode;
+  if (size > QUAY__CUDA_SLOT_BYTES)
+    out_info->chunk = quay__min(size, QUAY__CUDA_CHUNK_BYTES);
+}
+
+/* Within. */
+
+static quay_status submit_within(quay__cuda_device *device, quay__cu_stream stream,
+                                 quay__cu_pointer destination, quay__cu_pointer source,
+                                 uint64_t size) {
+  return check(device, device->api->cuMemcpyAsync(destination, source, size, stream),
+               "copying within");
+}
+
+/* In pieces that don't overlap, from the end that is not overwritten too early. */
+static quay_status move_in_pieces(quay__cuda_device *device, quay__cu_stream stream,
+                                  quay__cu_pointer destination, quay__cu_pointer source,
+                                  uint64_t size, uint64_t piece) {
+  for (uint64_t done = 0; done < size;) {
+    const uint64_t part = quay__min(size - done, piece);
+    const uint64_t at = destination > source ? size - done - part : done;
+    QUAY_TRY(submit_within(device, stream, destination + at, source + at, part));
+    done += part;
+  }
+  return QUAY_OK;
+}
+
+static quay_status move_through_bounce(quay__cuda_device *device, quay__cuda_lane *lane,
+                                       quay__cu_pointer destination, quay__cu_pointer source,
+                                       uint64_t size) {
+  uint64_t piece = size;
+  const quay__cu_pointer bounce = quay__cuda_lane_bounce(device, lane, &piece);
+  for (uint64_t done = 0; done < size;) {
+    const uint64_t part = quay__min(size - done, piece);
+    const uint64_t at = destination > source ? size - done - part : done;
+    QUAY_TRY(submit_within(device, lane->stream, bounce, source + at, part));
+    QUAY_TRY(submit_within(device, lane->stream, destination + at, bounce, part));
+    done += part;
+  }
+  return QUAY_OK;
+}
+
+static quay_status move(const job *copy, quay__cu_pointer destination, quay__cu_pointer source,
+                        uint64_t size) {
+  const uint64_t distance = destination > source ? destination - source : source - destination;
+  if (distance == 0)
+    return QUAY_OK;
+  if (distance >= size || distance >= NEAR_BYTES)
+    return move_in_pieces(copy->device, copy->lane->stream, destination, source, size, distance);
+  return move_through_bounce(copy->device, copy->lane, destination, source, size);
+}
+
+quay_status quay__cuda_copy_within(quay_allocator *allocator, quay_raw_buffer *destination,
+                                   uint64_t destination_offset, const quay_raw_buffer *source,
+                                   uint64_t source_offset, uint64_t size) {
+  quay__cuda_device *const device = quay__cuda_of(allocator)->device;
+  job copy;
+  QUAY_TRY(begin(device, destination, &copy));
+  quay_status status = quay__cuda_block_order(device, source, copy.lane->stream);
+  if (status == QUAY_OK) {
+    status = move(&copy, quay__cuda_at(destination, destination_offset),
+                  quay__cuda_at(source, source_offset), size);
+  }
+  return end(&copy, status, "copying within");
+}
+
+quay_status quay__cuda_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                            uint64_t size, const void *pattern, size_t pattern_size) {
+  quay__cuda_device *const device = quay__cuda_of(allocator)->device;
+  job copy;
+  QUAY_TRY(begin(device, raw, &copy));
+  const quay_status status = quay__cuda_submit_fill(
+      device, copy.lane->stream, quay__cuda_at(raw, offset), size, pattern, pattern_size);
+  return end(&copy, status, "filling memory of");
+}

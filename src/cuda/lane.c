@@ -1,0 +1,128 @@
+/* Lanes: the streams and the pinned memory that blocking copies go through. */
+#include "core/error.h"
+#include "core/os.h"
+#include "cuda/cuda_impl.h"
+
+enum {
+  /* Lanes of a device that have chunks: 8 MiB of pinned memory each. */
+  CHUNK_LANES_MAX = 4
+};
+
+static void end_call(quay__cuda_device *device, quay__cu_result result) {
+  if (result != QUAY__CU_SUCCESS)
+    quay__cuda_report(device, result, "what copies on %s go through can't be given back",
+                      device->name);
+}
+
+static void lane_end(quay__cuda_device *device, quay__cuda_lane *lane, bool gone) {
+  const quay__cuda_api *const api = device->api;
+  const bool usable =
+      !gone && quay__cuda_callable() && quay_device_health(device->device) == QUAY_HEALTH_OK;
+  if (lane->chunks != NULL)
+    atomic_fetch_sub_explicit(&device->chunk_lanes, 1, memory_order_relaxed);
+  if (usable) {
+    if (lane->bounce != 0)
+      end_call(device, api->cuMemFree(lane->bounce));
+    for (int i = 0; i < 2; i++) {
+      if (lane->events[i] != NULL)
+        end_call(device, api->cuEventDestroy(lane->events[i]));
+    }
+    if (lane->chunks != NULL)
+      end_call(device, api->cuMemFreeHost(lane->chunks));
+    if (lane->slot != NULL)
+      end_call(device, api->cuMemFreeHost(lane->slot));
+    if (lane->stream != NULL)
+      end_call(device, api->cuStreamDestroy(lane->stream));
+  }
+  quay__os_free(lane);
+}
+
+static quay__cu_result pin(quay__cuda_device *device, uint64_t size, unsigned char **out_memory) {
+  void *memory = NULL;
+  const quay__cu_result result =
+      device->api->cuMemHostAlloc(&memory, size, QUAY__CU_MEMHOSTALLOC_PORTABLE);
+  *out_memory = result == QUAY__CU_SUCCESS ? memory : NULL;
+  return result;
+}
+
+static quay_status lane_new(quay__cuda_device *device, quay__cuda_lane **out_lane) {
+  const quay__cuda_api *const api = device->api;
+  quay__cuda_lane *const lane = quay__os_calloc(1, sizeof *lane);
+  if (lane == NULL)
+    return quay__fail_out_of_memory(sizeof *lane, "a stream for copies");
+  quay__cu_result result =
+      api->cuStreamCreateWithPriority(&lane->stream, QUAY__CU_STREAM_NON_BLOCKING, 0);
+  if (result == QUAY__CU_SUCCESS)
+    result = pin(device, QUAY__CUDA_SLOT_BYTES, &lane->slot);
+  for (int i = 0; i < 2 && result == QUAY__CU_SUCCESS; i++)
+    result = api->cuEventCreate(&lane->events[i], QUAY__CU_EVENT_DISABLE_TIMING);
+  if (result == QUAY__CU_SUCCESS) {
+    *out_lane = lane;
+    return QUAY_OK;
+  }
+  const quay_status status =
+      quay__cuda_fail(device, result, "a stream and %llu bytes of pinned memory for copies on %s",
+                      (unsigned long long)QUAY__CUDA_SLOT_BYTES, device->name);
+  quay__error_state saved;
+  quay__error_save(&saved);
+  lane_end(device, lane, false);
+  quay__error_restore(&saved);
+  return status;
+}
+
+static quay__cuda_lane *take_idle(quay__cuda_device *device) {
+  quay__lock_acquire(&device->lock);
+  quay__cuda_lane *const lane = device->lanes;
+  if (lane != NULL)
+    device->lanes = lane->next;
+  quay__lock_release(&device->lock);
+  return lane;
+}
+
+quay_status quay__cuda_lane_take(quay__cuda_device *device, quay__cuda_lane **out_lane) {
+  *out_lane = take_idle(device);
+  return *out_lane != NULL ? QUAY_OK : lane_new(device, out_lane);
+}
+
+void quay__cuda_lane_give_back(quay__cuda_device *device, quay__cuda_lane *lane) {
+  quay__lock_acquire(&device->lock);
+  lane->next = device->lanes;
+  device->lanes = lane;
+  quay__lock_release(&device->lock);
+}
+
+quay__cu_result quay__cuda_settle(quay__cuda_device *device, quay__cu_stream stream) {
+  const quay__cu_result result = device->api->cuStreamSynchronize(stream);
+  if (result == QUAY__CU_SUCCESS || quay__cuda_sticky(result))
+    return result;
+  const quay__cu_result again = device->api->cuStreamSynchronize(stream);
+  if (again != QUAY__CU_SUCCESS)
+    quay__cuda_report(device, again, "copies on %s can't be waited for", device->name);
+  return result;
+}
+
+bool quay__cuda_lane_has_chunks(quay__cuda_device *device, quay__cuda_lane *lane) {
+  if (lane->chunks != NULL)
+    return true;
+  if (atomic_fetch_add_explicit(&device->chunk_lanes, 1, memory_order_relaxed) < CHUNK_LANES_MAX &&
+      pin(device, 2 * QUAY__CUDA_CHUNK_BYTES, &lane->chunks) == QUAY__CU_SUCCESS)
+    return true;
+  atomic_fetch_sub_explicit(&device->chunk_lanes, 1, memory_order_relaxed);
+  return false;
+}
+
+quay__cu_pointer quay__cuda_lane_bounce(quay__cuda_device *device, quay__cuda_lane *lane,
+                                        uint64_t *inout_size) {
+  if (lane->bounce == 0 && *inout_size > QUAY__CUDA_SLOT_BYTES &&
+      device->api->cuMemAlloc(&lane->bounce, QUAY__CUDA_CHUNK_BYTES) != QUAY__CU_SUCCESS)
+    lane->bounce = 0;
+  const uint64_t most = lane->bounce != 0 ? QUAY__CUDA_CHUNK_BYTES : QUAY__CUDA_SLOT_BYTES;
+  if (*inout_size > most)
+    *inout_size = most;
+  return lane->bounce != 0 ? lane->bounce : (quay__cu_pointer)(uintptr_t)lane->slot;
+}
+
+void quay__cuda_lanes_end(quay__cuda_device *device, bool gone) {
+  for (quay__cuda_lane *lane; (lane = take_idle(device)) != NULL;)
+    lane_end(device, lane, gone);
+}

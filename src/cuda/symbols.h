@@ -1,0 +1,96 @@
+/* The functions of the CUDA driver that the backend calls.
+ *
+ * X(name, suffix, version, streams, need, parameters):
+ *   name, suffix  what dlsym() takes where the driver has no cuGetProcAddress: cuMemAlloc, _v2
+ *   version       of the ABI, as cudaTypedefs.h names it: PFN_cuMemAlloc_v3020; what is asked for
+ *                 through cuGetProcAddress, so that a later ABI of the same name is never returned
+ *   streams       LEGACY where the driver keeps a second version for per-thread default streams
+ *                 (cudaTypedefs.h: "_ptsz"), else ANY
+ *   need          MUST, or MAY: absent from old drivers; whoever calls it looks first
+ *   parameters    in the types of abi.h; all of them return CUresult
+ * No include guard and no definitions: included by whoever gives X a meaning. */
+
+/* clang-format off: it takes the lists of parameters for products */
+
+/* "Initialization", "Version Management", "Error Handling" */
+X(cuInit, , 2000, ANY, MUST, (unsigned flags))
+X(cuDriverGetVersion, , 2020, ANY, MUST, (int *out_version))
+X(cuGetErrorName, , 6000, ANY, MUST, (quay__cu_result result, const char **out_name))
+X(cuGetErrorString, , 6000, ANY, MUST, (quay__cu_result result, const char **out_text))
+
+/* "Device Management", "Peer Context Memory Access" */
+X(cuDeviceGetCount, , 2000, ANY, MUST, (int *out_count))
+X(cuDeviceGet, , 2000, ANY, MUST, (quay__cu_device *out_device, int ordinal))
+X(cuDeviceGetName, , 2000, ANY, MUST, (char *out_name, int size, quay__cu_device device))
+X(cuDeviceGetUuid, _v2, 11040, ANY, MAY, (quay__cu_uuid *out_uuid, quay__cu_device device))
+X(cuDeviceTotalMem, _v2, 3020, ANY, MUST, (size_t *out_bytes, quay__cu_device device))
+X(cuDeviceGetAttribute, , 2000, ANY, MUST, (int *out_value, int attribute, quay__cu_device device))
+X(cuDeviceCanAccessPeer, , 4000, ANY, MUST,
+  (int *out_can, quay__cu_device device, quay__cu_device peer))
+X(cuCtxEnablePeerAccess, , 4000, ANY, MUST, (quay__cu_context peer, unsigned flags))
+
+/* "Primary Context Management", "Context Management" */
+X(cuDevicePrimaryCtxRetain, , 7000, ANY, MUST,
+  (quay__cu_context *out_context, quay__cu_device device))
+X(cuDevicePrimaryCtxRelease, _v2, 11000, ANY, MUST, (quay__cu_device device))
+X(cuDevicePrimaryCtxReset, _v2, 11000, ANY, MUST, (quay__cu_device device))
+X(cuCtxPushCurrent, _v2, 4000, ANY, MUST, (quay__cu_context context))
+X(cuCtxPopCurrent, _v2, 4000, ANY, MUST, (quay__cu_context *out_context))
+X(cuCtxSynchronize, , 2000, ANY, MUST, (void))
+
+/* "Memory Management", "Unified Addressing" */
+X(cuMemGetInfo, _v2, 3020, ANY, MUST, (size_t *out_free, size_t *out_total))
+X(cuMemAlloc, _v2, 3020, ANY, MUST, (quay__cu_pointer *out_pointer, size_t size))
+X(cuMemFree, _v2, 3020, ANY, MUST, (quay__cu_pointer pointer))
+X(cuMemHostAlloc, , 2020, ANY, MUST, (void **out_pointer, size_t size, unsigned flags))
+X(cuMemFreeHost, , 2000, ANY, MUST, (void *pointer))
+X(cuMemAllocManaged, , 6000, ANY, MUST,
+  (quay__cu_pointer *out_pointer, size_t size, unsigned flags))
+X(cuPointerGetAttributes, , 7000, ANY, MUST,
+  (unsigned count, int *attributes, void **values, quay__cu_pointer pointer))
+X(cuMemcpyAsync, , 4000, LEGACY, MUST,
+  (quay__cu_pointer destination, quay__cu_pointer source, size_t size, quay__cu_stream stream))
+X(cuMemcpyHtoDAsync, _v2, 3020, LEGACY, MUST,
+  (quay__cu_pointer destination, const void *source, size_t size, quay__cu_stream stream))
+X(cuMemcpyDtoHAsync, _v2, 3020, LEGACY, MUST,
+  (void *destination, quay__cu_pointer source, size_t size, quay__cu_stream stream))
+X(cuMemcpyDtoDAsync, _v2, 3020, LEGACY, MUST,
+  (quay__cu_pointer destination, quay__cu_pointer source, size_t size, quay__cu_stream stream))
+X(cuMemcpyPeerAsync, , 4000, LEGACY, MUST,
+  (quay__cu_pointer destination, quay__cu_context destination_context, quay__cu_pointer source,
+   quay__cu_context source_context, size_t size, quay__cu_stream stream))
+X(cuMemsetD8Async, , 3020, LEGACY, MUST,
+  (quay__cu_pointer pointer, unsigned char value, size_t count, quay__cu_stream stream))
+X(cuMemsetD16Async, , 3020, LEGACY, MUST,
+  (quay__cu_pointer pointer, unsigned short value, size_t count, quay__cu_stream stream))
+X(cuMemsetD32Async, , 3020, LEGACY, MUST,
+  (quay__cu_pointer pointer, unsigned value, size_t count, quay__cu_stream stream))
+
+/* "Stream Ordered Memory Allocator" */
+X(cuMemAllocAsync, , 11020, LEGACY, MAY,
+  (quay__cu_pointer *out_pointer, size_t size, quay__cu_stream stream))
+X(cuMemFreeAsync, , 11020, LEGACY, MAY, (quay__cu_pointer pointer, quay__cu_stream stream))
+X(cuDeviceGetDefaultMemPool, , 11020, ANY, MAY, (quay__cu_pool *out_pool, quay__cu_device device))
+X(cuMemPoolSetAccess, , 11020, ANY, MAY,
+  (quay__cu_pool pool, const quay__cu_access *accesses, size_t count))
+X(cuMemPoolTrimTo, , 11020, ANY, MAY, (quay__cu_pool pool, size_t keep_bytes))
+
+/* "Stream Management" */
+X(cuStreamCreateWithPriority, , 5050, ANY, MUST,
+  (quay__cu_stream *out_stream, unsigned flags, int priority))
+X(cuStreamDestroy, _v2, 4000, ANY, MUST, (quay__cu_stream stream))
+X(cuStreamSynchronize, , 2000, LEGACY, MUST, (quay__cu_stream stream))
+X(cuStreamWaitEvent, , 3020, LEGACY, MUST,
+  (quay__cu_stream stream, quay__cu_event event, unsigned flags))
+X(cuStreamGetCtx, , 9020, LEGACY, MUST, (quay__cu_stream stream, quay__cu_context *out_context))
+X(cuStreamIsCapturing, , 10000, LEGACY, MUST, (quay__cu_stream stream, int *out_status))
+X(cuThreadExchangeStreamCaptureMode, , 10010, ANY, MUST, (int *inout_mode))
+
+/* "Event Management" */
+X(cuEventCreate, , 2000, ANY, MUST, (quay__cu_event *out_event, unsigned flags))
+X(cuEventRecord, , 2000, LEGACY, MUST, (quay__cu_event event, quay__cu_stream stream))
+X(cuEventQuery, , 2000, ANY, MUST, (quay__cu_event event))
+X(cuEventSynchronize, , 2000, ANY, MUST, (quay__cu_event event))
+X(cuEventDestroy, _v2, 4000, ANY, MUST, (quay__cu_event event))
+
+/* clang-format on */

@@ -1,0 +1,24 @@
+/* Quay's side: sees no header of CUDA's. */
+#include "abi/cuda_table.h"
+#include "cuda/abi.h"
+
+const abi_row abi_ours[] = {
+#define ROW(name, value, native) {#native, QUAY__CU_##name},
+    QUAY__CU_RESULTS(ROW) QUAY__CU_CONSTANTS(ROW)
+#undef ROW
+        {"sizeof CUresult", sizeof(quay__cu_result)},
+    {"sizeof CUdevice", sizeof(quay__cu_device)},
+    {"sizeof CUdeviceptr", sizeof(quay__cu_pointer)},
+    {"sizeof CUcontext", sizeof(quay__cu_context)},
+    {"sizeof CUstream", sizeof(quay__cu_stream)},
+    {"sizeof CUevent", sizeof(quay__cu_event)},
+    {"sizeof CUmemoryPool", sizeof(quay__cu_pool)},
+    {"sizeof CUuuid", sizeof(quay__cu_uuid)},
+    {"sizeof CUmemLocation", sizeof(quay__cu_location)},
+    {"sizeof CUmemAccessDesc", sizeof(quay__cu_access)},
+    {"offset of CUmemLocation.type", offsetof(quay__cu_location, type)},
+    {"offset of CUmemLocation.id", offsetof(quay__cu_location, id)},
+    {"offset of CUmemAccessDesc.location", offsetof(quay__cu_access, location)},
+    {"offset of CUmemAccessDesc.flags", offsetof(quay__cu_access, flags)},
+};
+const size_t abi_ours_count = sizeof abi_ours / sizeof abi_ours[0];

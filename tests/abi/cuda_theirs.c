@@ -1,0 +1,27 @@
+/* The Toolkit's side: takes nothing but the names from Quay. */
+#include <cuda.h>
+#include <stdint.h>
+
+#include "abi/cuda_table.h"
+#include "cuda/abi.h"
+
+const abi_row abi_theirs[] = {
+#define ROW(name, value, native) {#native, (long long)(intptr_t)(native)},
+    QUAY__CU_RESULTS(ROW) QUAY__CU_CONSTANTS(ROW)
+#undef ROW
+        {"sizeof CUresult", sizeof(CUresult)},
+    {"sizeof CUdevice", sizeof(CUdevice)},
+    {"sizeof CUdeviceptr", sizeof(CUdeviceptr)},
+    {"sizeof CUcontext", sizeof(CUcontext)},
+    {"sizeof CUstream", sizeof(CUstream)},
+    {"sizeof CUevent", sizeof(CUevent)},
+    {"sizeof CUmemoryPool", sizeof(CUmemoryPool)},
+    {"sizeof CUuuid", sizeof(CUuuid)},
+    {"sizeof CUmemLocation", sizeof(CUmemLocation)},
+    {"sizeof CUmemAccessDesc", sizeof(CUmemAccessDesc)},
+    {"offset of CUmemLocation.type", offsetof(CUmemLocation, type)},
+    {"offset of CUmemLocation.id", offsetof(CUmemLocation, id)},
+    {"offset of CUmemAccessDesc.location", offsetof(CUmemAccessDesc, location)},
+    {"offset of CUmemAccessDesc.flags", offsetof(CUmemAccessDesc, flags)},
+};
+const size_t abi_theirs_count = sizeof abi_theirs / sizeof abi_theirs[0];
