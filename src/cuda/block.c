@@ -51,9 +51,10 @@ static quay_status fail_host(quay__cuda_device *device, quay__cu_result result, 
 
 static quay_status fail_device(quay__cuda_device *device, quay__cu_result result, uint64_t bytes) {
   size_t free_bytes = 0, total_bytes = 0;
-  if (result != QUAY__CU_OUT_OF_MEMORY)
+  if (result != QUAY__CU_OUT_OF_MEMORY) {
     return quay__cuda_fail(device, result, "can't allocate %llu bytes on %s",
                            (unsigned long long)bytes, device->name);
+  }
   (void)device->api->cuMemGetInfo(&free_bytes, &total_bytes); /* zeros if it fails as well */
   return quay_error_set(
       QUAY_STATUS_OUT_OF_DEVICE_MEMORY, "cuda", result, quay__cuda_result_name(result),
@@ -316,7 +317,7 @@ static quay__cuda_block *take_list(quay__cuda_device *device) {
 static bool work_done(quay__cuda_device *device, const quay__cuda_block *block, bool wait) {
   if (block->ready == NULL)
     return true;
-  const quay__cu_event event = block->ready->handle;
+  quay__cu_event event = block->ready->handle;
   const quay__cu_result result =
       wait ? device->api->cuEventSynchronize(event) : device->api->cuEventQuery(event);
   if (result != QUAY__CU_SUCCESS && result != QUAY__CU_NOT_READY)
@@ -332,12 +333,13 @@ uint64_t quay__cuda_blocks_collect(quay__cuda_device *device, bool wait) {
   while (block != NULL) {
     quay__cuda_block *const next = block->next;
     const uint64_t size = block->bytes + block->host_bytes;
-    if (gone(device, block) || !quay__cuda_callable())
+    if (gone(device, block) || !quay__cuda_callable()) {
       quay__cuda_block_forget(device, block);
-    else if (!work_done(device, block, wait))
+    } else if (!work_done(device, block, wait)) {
       put_into_list(device, block);
-    else if (end_block(device, block))
+    } else if (end_block(device, block)) {
       bytes += size;
+    }
     block = next;
   }
   return bytes;

@@ -129,17 +129,17 @@ quay_status quay__cuda_stream_use(quay__cuda_device *device, uint64_t stream,
 /* The driver's handle alone, as quay_cuda_stream() gives it. */
 uint64_t quay__cuda_stream_native(uint64_t stream);
 
-quay_status quay__cuda_stream_create(quay_device *device, const quay_stream_options *options,
+quay_status quay__cuda_stream_create(quay_device *quay, const quay_stream_options *options,
                                      uint64_t *out_stream);
-quay_status quay__cuda_stream_wrap(quay_device *device, uint64_t native, uint64_t *out_stream);
-void quay__cuda_stream_destroy(quay_device *device, uint64_t stream, bool wrapped);
-quay_status quay__cuda_stream_synchronize(quay_device *device, uint64_t stream);
-quay_status quay__cuda_stream_wait(quay_device *device, uint64_t stream, quay_device *event_device,
+quay_status quay__cuda_stream_wrap(quay_device *quay, uint64_t native, uint64_t *out_stream);
+void quay__cuda_stream_destroy(quay_device *quay, uint64_t stream, bool wrapped);
+quay_status quay__cuda_stream_synchronize(quay_device *quay, uint64_t stream);
+quay_status quay__cuda_stream_wait(quay_device *quay, uint64_t stream, quay_device *event_device,
                                    uint64_t event);
-quay_status quay__cuda_event_record(quay_device *device, uint64_t stream, uint64_t *out_event);
-quay_status quay__cuda_event_query(quay_device *device, uint64_t event, bool *out_done);
-quay_status quay__cuda_event_synchronize(quay_device *device, uint64_t event);
-void quay__cuda_event_destroy(quay_device *device, uint64_t event);
+quay_status quay__cuda_event_record(quay_device *quay, uint64_t stream, uint64_t *out_event);
+quay_status quay__cuda_event_query(quay_device *quay, uint64_t native, bool *out_done);
+quay_status quay__cuda_event_synchronize(quay_device *quay, uint64_t native);
+void quay__cuda_event_destroy(quay_device *quay, uint64_t event);
 
 /* An event after everything in `stream`, from the pool. The context is current. */
 quay_status quay__cuda_event_take(quay__cuda_device *device, quay__cu_stream stream,

@@ -19,9 +19,10 @@ static quay_device *devices[QUAY__CUDA_DEVICES_MAX];
 static quay_status open_context(quay__cuda_device *device);
 
 static void check_end(quay__cuda_device *device, quay__cu_result result, const char *what) {
-  if (result != QUAY__CU_SUCCESS)
+  if (result != QUAY__CU_SUCCESS) {
     quay_log(QUAY_LOG_ERROR, "cuda: %s of %s can't be given back (%s)", what, device->name,
              quay__cuda_result_name(result));
+  }
 }
 
 /* What is kept for later use, and made again at need. The context is current. */
@@ -85,10 +86,11 @@ static quay_status device_synchronize(quay_device *quay) {
   QUAY_TRY(quay__cuda_enter(device, true, &scope));
   const quay__cu_result result = device->api->cuCtxSynchronize();
   quay_status status = QUAY_OK;
-  if (result != QUAY__CU_SUCCESS)
+  if (result != QUAY__CU_SUCCESS) {
     status = quay__cuda_fail(device, result, "waiting for the work of %s", device->name);
-  else
+  } else {
     (void)quay__cuda_blocks_collect(device, false);
+  }
   quay__cuda_leave(&scope);
   return status;
 }

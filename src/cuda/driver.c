@@ -42,10 +42,10 @@ typedef struct library {
 
 typedef struct symbol {
   const char *name, *suffixed;
-  int version;
   uint64_t flags;
-  bool mandatory;
   size_t place; /* in quay__cuda_api */
+  int version;
+  bool mandatory;
 } symbol;
 
 enum {

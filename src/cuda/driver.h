@@ -9,7 +9,9 @@
 
 /* The driver's functions; optional ones may be NULL. Never changes once it is there. */
 typedef struct quay__cuda_api {
-#define X(name, suffix, version, streams, need, parameters) quay__cu_result(*name) parameters;
+/* Declarations: neither a name nor a list of parameters can stand in parentheses. */
+#define X(name, suffix, version, streams, need, parameters) \
+  quay__cu_result(*name) parameters; /* NOLINT(bugprone-macro-parentheses) */
 #include "cuda/symbols.h"
 #undef X
   int version;   /* cuDriverGetVersion: 12040 for CUDA 12.4 */

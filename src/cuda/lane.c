@@ -9,9 +9,10 @@ enum {
 };
 
 static void end_call(quay__cuda_device *device, quay__cu_result result) {
-  if (result != QUAY__CU_SUCCESS)
+  if (result != QUAY__CU_SUCCESS) {
     quay__cuda_report(device, result, "what copies on %s go through can't be given back",
                       device->name);
+  }
 }
 
 static void lane_end(quay__cuda_device *device, quay__cuda_lane *lane, bool gone) {

@@ -256,10 +256,11 @@ void quay__cuda_event_give_back(quay__cuda_device *device, quay__cuda_event *eve
 
 void quay__cuda_events_end(quay__cuda_device *device, bool gone) {
   for (quay__cuda_event *event; (event = pool_take(device)) != NULL;) {
-    if (gone)
+    if (gone) {
       quay__os_free(event);
-    else
+    } else {
       event_end(device, event);
+    }
   }
 }
 
@@ -285,10 +286,11 @@ quay_status quay__cuda_event_query(quay_device *quay, uint64_t native, bool *out
   QUAY_TRY(quay__cuda_enter(device, true, &scope));
   const quay__cu_result result = device->api->cuEventQuery(event->handle);
   quay_status status = QUAY_OK;
-  if (result == QUAY__CU_SUCCESS)
+  if (result == QUAY__CU_SUCCESS) {
     *out_done = true;
-  else if (result != QUAY__CU_NOT_READY)
+  } else if (result != QUAY__CU_NOT_READY) {
     status = quay__cuda_fail(device, result, "work on %s", device->name);
+  }
   quay__cuda_leave(&scope);
   return status;
 }

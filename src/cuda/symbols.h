@@ -20,10 +20,10 @@ X(cuGetErrorString, , 6000, ANY, MUST, (quay__cu_result result, const char **out
 
 /* "Device Management", "Peer Context Memory Access" */
 X(cuDeviceGetCount, , 2000, ANY, MUST, (int *out_count))
-X(cuDeviceGet, , 2000, ANY, MUST, (quay__cu_device *out_device, int ordinal))
+X(cuDeviceGet, , 2000, ANY, MUST, (quay__cu_device * out_device, int ordinal))
 X(cuDeviceGetName, , 2000, ANY, MUST, (char *out_name, int size, quay__cu_device device))
-X(cuDeviceGetUuid, _v2, 11040, ANY, MAY, (quay__cu_uuid *out_uuid, quay__cu_device device))
-X(cuDeviceTotalMem, _v2, 3020, ANY, MUST, (size_t *out_bytes, quay__cu_device device))
+X(cuDeviceGetUuid, _v2, 11040, ANY, MAY, (quay__cu_uuid * out_uuid, quay__cu_device device))
+X(cuDeviceTotalMem, _v2, 3020, ANY, MUST, (size_t * out_bytes, quay__cu_device device))
 X(cuDeviceGetAttribute, , 2000, ANY, MUST, (int *out_value, int attribute, quay__cu_device device))
 X(cuDeviceCanAccessPeer, , 4000, ANY, MUST,
   (int *out_can, quay__cu_device device, quay__cu_device peer))
@@ -31,21 +31,21 @@ X(cuCtxEnablePeerAccess, , 4000, ANY, MUST, (quay__cu_context peer, unsigned fla
 
 /* "Primary Context Management", "Context Management" */
 X(cuDevicePrimaryCtxRetain, , 7000, ANY, MUST,
-  (quay__cu_context *out_context, quay__cu_device device))
+  (quay__cu_context * out_context, quay__cu_device device))
 X(cuDevicePrimaryCtxRelease, _v2, 11000, ANY, MUST, (quay__cu_device device))
 X(cuDevicePrimaryCtxReset, _v2, 11000, ANY, MUST, (quay__cu_device device))
 X(cuCtxPushCurrent, _v2, 4000, ANY, MUST, (quay__cu_context context))
-X(cuCtxPopCurrent, _v2, 4000, ANY, MUST, (quay__cu_context *out_context))
+X(cuCtxPopCurrent, _v2, 4000, ANY, MUST, (quay__cu_context * out_context))
 X(cuCtxSynchronize, , 2000, ANY, MUST, (void))
 
 /* "Memory Management", "Unified Addressing" */
-X(cuMemGetInfo, _v2, 3020, ANY, MUST, (size_t *out_free, size_t *out_total))
-X(cuMemAlloc, _v2, 3020, ANY, MUST, (quay__cu_pointer *out_pointer, size_t size))
+X(cuMemGetInfo, _v2, 3020, ANY, MUST, (size_t * out_free, size_t *out_total))
+X(cuMemAlloc, _v2, 3020, ANY, MUST, (quay__cu_pointer * out_pointer, size_t size))
 X(cuMemFree, _v2, 3020, ANY, MUST, (quay__cu_pointer pointer))
 X(cuMemHostAlloc, , 2020, ANY, MUST, (void **out_pointer, size_t size, unsigned flags))
 X(cuMemFreeHost, , 2000, ANY, MUST, (void *pointer))
 X(cuMemAllocManaged, , 6000, ANY, MUST,
-  (quay__cu_pointer *out_pointer, size_t size, unsigned flags))
+  (quay__cu_pointer * out_pointer, size_t size, unsigned flags))
 X(cuPointerGetAttributes, , 7000, ANY, MUST,
   (unsigned count, int *attributes, void **values, quay__cu_pointer pointer))
 X(cuMemcpyAsync, , 4000, LEGACY, MUST,
@@ -68,16 +68,16 @@ X(cuMemsetD32Async, , 3020, LEGACY, MUST,
 
 /* "Stream Ordered Memory Allocator" */
 X(cuMemAllocAsync, , 11020, LEGACY, MAY,
-  (quay__cu_pointer *out_pointer, size_t size, quay__cu_stream stream))
+  (quay__cu_pointer * out_pointer, size_t size, quay__cu_stream stream))
 X(cuMemFreeAsync, , 11020, LEGACY, MAY, (quay__cu_pointer pointer, quay__cu_stream stream))
-X(cuDeviceGetDefaultMemPool, , 11020, ANY, MAY, (quay__cu_pool *out_pool, quay__cu_device device))
+X(cuDeviceGetDefaultMemPool, , 11020, ANY, MAY, (quay__cu_pool * out_pool, quay__cu_device device))
 X(cuMemPoolSetAccess, , 11020, ANY, MAY,
   (quay__cu_pool pool, const quay__cu_access *accesses, size_t count))
 X(cuMemPoolTrimTo, , 11020, ANY, MAY, (quay__cu_pool pool, size_t keep_bytes))
 
 /* "Stream Management" */
 X(cuStreamCreateWithPriority, , 5050, ANY, MUST,
-  (quay__cu_stream *out_stream, unsigned flags, int priority))
+  (quay__cu_stream * out_stream, unsigned flags, int priority))
 X(cuStreamDestroy, _v2, 4000, ANY, MUST, (quay__cu_stream stream))
 X(cuStreamSynchronize, , 2000, LEGACY, MUST, (quay__cu_stream stream))
 X(cuStreamWaitEvent, , 3020, LEGACY, MUST,
@@ -87,7 +87,7 @@ X(cuStreamIsCapturing, , 10000, LEGACY, MUST, (quay__cu_stream stream, int *out_
 X(cuThreadExchangeStreamCaptureMode, , 10010, ANY, MUST, (int *inout_mode))
 
 /* "Event Management" */
-X(cuEventCreate, , 2000, ANY, MUST, (quay__cu_event *out_event, unsigned flags))
+X(cuEventCreate, , 2000, ANY, MUST, (quay__cu_event * out_event, unsigned flags))
 X(cuEventRecord, , 2000, LEGACY, MUST, (quay__cu_event event, quay__cu_stream stream))
 X(cuEventQuery, , 2000, ANY, MUST, (quay__cu_event event))
 X(cuEventSynchronize, , 2000, ANY, MUST, (quay__cu_event event))
