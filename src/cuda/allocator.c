@@ -23,6 +23,11 @@ quay__cuda *quay__cuda_of(const quay_allocator *allocator) {
   return allocator->backend->self;
 }
 
+/* The table's functions get the backend's own allocator. */
+static quay__cuda *self_of(const quay_allocator *allocator) {
+  return allocator->self;
+}
+
 static void count(quay__cuda *self, uint64_t delta) {
   atomic_fetch_add_explicit(&self->taken, delta, memory_order_relaxed);
 }
@@ -92,7 +97,7 @@ static quay_status alloc_entered(quay__cuda *self, const quay_alloc_request *req
 
 static quay_status cuda_alloc(quay_allocator *allocator, const quay_alloc_request *request,
                               quay_raw_buffer *out_raw) {
-  quay__cuda *const self = quay__cuda_of(allocator);
+  quay__cuda *const self = self_of(allocator);
   QUAY_TRY(check_request(self, request));
   quay__cuda_scope scope;
   QUAY_TRY(quay__cuda_enter(self->device, true, &scope));
@@ -108,7 +113,7 @@ static quay_status cuda_alloc(quay_allocator *allocator, const quay_alloc_reques
 
 static void cuda_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                       size_t pending_count) {
-  quay__cuda *const self = quay__cuda_of(allocator);
+  quay__cuda *const self = self_of(allocator);
   quay__cuda_block *const block = quay__cuda_block_of(raw);
   count(self, -block->bytes);
   if (!quay__cuda_block_release(self->device, block, pending, pending_count))
@@ -117,7 +122,7 @@ static void cuda_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_even
 
 static quay_status cuda_release(quay_allocator *allocator, quay_raw_buffer *raw,
                                 quay_host_memory *out_memory) {
-  quay__cuda *const self = quay__cuda_of(allocator);
+  quay__cuda *const self = self_of(allocator);
   quay__cuda_block *const block = quay__cuda_block_of(raw);
   (void)out_memory; /* device memory is no host memory: quay_cuda_release() */
   if (block->pointer != raw->as.cuda.pointer || block->host_bytes != 0) {
@@ -141,7 +146,7 @@ static quay_status cuda_address(quay_allocator *allocator, const quay_raw_buffer
 }
 
 static quay_status cuda_trim(quay_allocator *allocator, uint64_t *out_bytes) {
-  quay__cuda_device *const device = quay__cuda_of(allocator)->device;
+  quay__cuda_device *const device = self_of(allocator)->device;
   *out_bytes = 0;
   quay__cuda_scope scope;
   QUAY_TRY(quay__cuda_enter(device, true, &scope));
@@ -151,8 +156,7 @@ static quay_status cuda_trim(quay_allocator *allocator, uint64_t *out_bytes) {
 }
 
 static void cuda_stats(quay_allocator *allocator, quay_backend_stats *out_stats) {
-  const uint64_t taken =
-      atomic_load_explicit(&quay__cuda_of(allocator)->taken, memory_order_relaxed);
+  const uint64_t taken = atomic_load_explicit(&self_of(allocator)->taken, memory_order_relaxed);
   out_stats->reserved_bytes = taken <= INT64_MAX ? taken : 0;
 }
 

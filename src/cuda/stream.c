@@ -215,8 +215,11 @@ static quay_status event_new(quay__cuda_device *device, quay__cuda_event **out_e
 quay_status quay__cuda_event_take(quay__cuda_device *device, quay__cu_stream stream,
                                   quay__cuda_event **out_event) {
   quay__cuda_event *event = pool_take(device);
-  if (event == NULL)
-    QUAY_TRY(event_new(device, &event));
+  if (event == NULL) {
+    const quay_status status = event_new(device, &event);
+    if (status != QUAY_OK || event == NULL)
+      return status;
+  }
   const quay__cu_result result = device->api->cuEventRecord(event->handle, stream);
   if (result != QUAY__CU_SUCCESS) {
     const quay_status status =

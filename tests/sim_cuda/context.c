@@ -224,7 +224,10 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
 
 CUresult cuCtxGetDevice(CUdevice *device) {
   SIM_ENTER(cuCtxGetDevice, SIM_NEEDS_CONTEXT);
-  *device = sim_current()->device;
+  const sim_context *const context = sim_current();
+  if (context == NULL)
+    return sim_leave(CUDA_ERROR_INVALID_CONTEXT);
+  *device = context->device;
   return sim_leave(CUDA_SUCCESS);
 }
 
@@ -233,7 +236,7 @@ CUresult cuCtxGetId(CUcontext handle, unsigned long long *id) {
   CUresult error = CUDA_SUCCESS;
   const sim_context *const context =
       handle != NULL ? sim_context_check(handle, &error) : sim_current();
-  if (error == CUDA_SUCCESS)
+  if (error == CUDA_SUCCESS && context != NULL)
     *id = context->id;
   return sim_leave(error);
 }
