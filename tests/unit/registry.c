@@ -8,8 +8,9 @@
 #include "support/table.h"
 
 static quay_test_table table;
-static char seen_spec[128];
-static void *seen_user;
+/* What open_table was last called with; of each thread, because one test opens from several. */
+static _Thread_local char seen_spec[128];
+static _Thread_local void *seen_user;
 
 static quay_status open_table(void *user, const quay_spec_args *args,
                               quay_allocator **out_allocator) {
