@@ -116,7 +116,7 @@ static quay_status open_use(quay_access *access, const quay_use *use) {
   const size_t index = access->count;
   QUAY_TRY(find_address(buffer, &pointers_of(access)[index]));
   const quay__range range = {.offset = buffer->offset, .size = buffer->size, .mode = use->mode};
-  QUAY_TRY(quay__hazards_open(storage, &range, access->stream, access_id(access), false));
+  QUAY_TRY(quay__hazards_open(storage, &range, 1, access->stream, access_id(access), false));
   storages_of(access)[index] = quay__storage_retain(storage);
   access->count = index + 1;
   return QUAY_OK;

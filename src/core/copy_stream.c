@@ -99,34 +99,37 @@ typedef struct submission {
   quay_stream *stream;
   uint64_t id;
   size_t count, opened;
-  struct {
-    quay__storage *storage;
-    quay__range range;
-  } uses[2];
+  quay__storage *storages[2];
+  quay__range ranges[2];
 } submission;
 
 static void add_use(submission *s, const quay__stream_side *side, uint64_t size,
                     quay_use_mode mode) {
-  s->uses[s->count].storage = side->storage;
-  s->uses[s->count++].range =
-      (quay__range){.offset = side->side.offset, .size = size, .mode = mode};
+  s->storages[s->count] = side->storage;
+  s->ranges[s->count++] = (quay__range){.offset = side->side.offset, .size = size, .mode = mode};
 }
 
 /* Brief uses are opened in the order of the storages' ids. */
 static void sort_uses(submission *s) {
-  if (s->count == 2 && s->uses[1].storage->id < s->uses[0].storage->id) {
-    const quay__range range = s->uses[0].range;
-    quay__storage *storage = s->uses[0].storage;
-    s->uses[0] = s->uses[1];
-    s->uses[1].storage = storage;
-    s->uses[1].range = range;
+  if (s->count == 2 && s->storages[1]->id < s->storages[0]->id) {
+    const quay__range range = s->ranges[0];
+    quay__storage *storage = s->storages[0];
+    s->storages[0] = s->storages[1];
+    s->ranges[0] = s->ranges[1];
+    s->storages[1] = storage;
+    s->ranges[1] = range;
   }
+}
+
+/* How many uses from number i on are of one storage: these are opened at once. */
+static size_t uses_of_storage(const submission *s, size_t i) {
+  return i + 1 < s->count && s->storages[i] == s->storages[i + 1] ? 2 : 1;
 }
 
 static void close_uses(submission *s, quay_event *event) {
   quay__error_shield();
-  for (size_t i = 0; i < s->opened; i++)
-    quay__hazards_close(s->uses[i].storage, s->id, event);
+  for (size_t i = 0; i < s->opened; i += uses_of_storage(s, i))
+    quay__hazards_close(s->storages[i], s->id, event);
   quay__error_unshield();
 }
 
@@ -137,12 +140,13 @@ static quay_status open_uses(submission *s) {
   sort_uses(s);
   s->id = quay__next_id();
   quay_status status = QUAY_OK;
-  for (size_t i = 0; i < s->count && status == QUAY_OK; i++) {
-    status = quay__hazards_open(s->uses[i].storage, &s->uses[i].range, s->stream, s->id, true);
-    s->opened += status == QUAY_OK;
+  while (s->opened < s->count && status == QUAY_OK) {
+    const size_t i = s->opened, n = uses_of_storage(s, i);
+    status = quay__hazards_open(s->storages[i], &s->ranges[i], n, s->stream, s->id, true);
+    s->opened += status == QUAY_OK ? n : 0;
   }
   for (size_t i = 0; i < s->count && status == QUAY_OK; i++)
-    status = quay__hazards_order(s->uses[i].storage, &s->uses[i].range, s->stream);
+    status = quay__hazards_order(s->storages[i], &s->ranges[i], s->stream);
   if (status != QUAY_OK)
     close_uses(s, NULL);
   return status;

@@ -54,13 +54,13 @@ union entry {
   quay__hazard_record record;
 };
 
-/* Makes room, with the stripe held, for one more open use and for the record that it will leave, so
- * that closing can't fail. Releases and takes the stripe again to allocate; false, without the
+/* Makes room, with the stripe held, for `more` open uses and for the records that they will leave,
+ * so that closing can't fail. Releases and takes the stripe again to allocate; false, without the
  * stripe, if there is no memory. */
-static bool make_room(quay__storage *storage, quay__hazards *h) {
+static bool make_room(quay__storage *storage, quay__hazards *h, size_t more) {
   for (;;) {
-    const bool grow_open = h->open_count == h->open_capacity;
-    const bool grow_records = record_count(h) + h->open_count + 1 > h->record_capacity;
+    const bool grow_open = h->open_count + more > h->open_capacity;
+    const bool grow_records = record_count(h) + h->open_count + more > h->record_capacity;
     if (!grow_open && !grow_records)
       return true;
     const size_t capacity = 2 * (grow_open ? h->open_capacity : h->record_capacity);
@@ -85,16 +85,34 @@ static bool make_room(quay__storage *storage, quay__hazards *h) {
   }
 }
 
-/* The open use of another stream that conflicts with the range; NULL if there is none. */
-static const quay__hazard_open *open_conflict(const quay__hazards *h, const quay__range *range,
-                                              const quay_stream *stream) {
+/* The open use of another stream that conflicts with one of the ranges, preferably one that is not
+ * brief, and in *out_range with which; NULL if there is none. */
+static const quay__hazard_open *open_conflict(const quay__hazards *h, const quay__range *ranges,
+                                              size_t count, const quay_stream *stream,
+                                              const quay__range **out_range) {
+  const quay__hazard_open *found = NULL;
   for (size_t i = 0; i < h->open_count; i++) {
     const quay__hazard_open *other = &h->open[i];
-    if (other->stream != stream && quay__ranges_conflict(&other->range, range) &&
-        !quay__open_abandoned(other))
-      return other;
+    if (other->stream == stream || quay__open_abandoned(other))
+      continue;
+    for (size_t k = 0; k < count; k++) {
+      if (!quay__ranges_conflict(&other->range, &ranges[k]))
+        continue;
+      *out_range = &ranges[k];
+      if (!other->brief)
+        return other;
+      found = other;
+    }
   }
-  return NULL;
+  return found;
+}
+
+static bool any_writes(const quay__range *ranges, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (quay__range_writes(&ranges[i]))
+      return true;
+  }
+  return false;
 }
 
 static quay_status busy(const quay__range *range) {
@@ -105,33 +123,36 @@ static quay_status busy(const quay__range *range) {
       (unsigned long long)range->offset, (unsigned long long)(range->offset + range->size));
 }
 
-quay_status quay__hazards_open(quay__storage *storage, const quay__range *range,
+quay_status quay__hazards_open(quay__storage *storage, const quay__range *ranges, size_t count,
                                quay_stream *stream, uint64_t id, bool brief) {
   quay__hazards *h = get(storage);
   if (h == NULL)
     return quay__fail_out_of_memory(sizeof(*h), "the record of an access");
   quay__stripe_acquire(storage);
   const quay__hazard_open *other;
+  const quay__range *range = ranges;
   for (;;) {
-    if (!make_room(storage, h)) {
+    if (!make_room(storage, h, count)) {
       return quay__fail_out_of_memory(h->record_capacity * sizeof(*h->records),
                                       "the record of an access");
     }
-    other = open_conflict(h, range, stream);
+    other = open_conflict(h, ranges, count, stream, &range);
     if (other == NULL || !other->brief)
       break;
     quay__stripe_wait(storage);
   }
-  const bool sealed = quay__range_writes(range) && quay__storage_sealed(storage);
+  const bool sealed = any_writes(ranges, count) && quay__storage_sealed(storage);
   if (other != NULL || sealed) {
     quay__stripe_release(storage);
     return sealed ? quay__storage_fail_read_only(storage) : busy(range);
   }
-  h->open[h->open_count++] = (quay__hazard_open){.range = *range,
-                                                 .id = id,
-                                                 .stream = stream,
-                                                 .brief = brief,
-                                                 .process = quay__fork_generation};
+  for (size_t i = 0; i < count; i++) {
+    h->open[h->open_count++] = (quay__hazard_open){.range = ranges[i],
+                                                   .id = id,
+                                                   .stream = stream,
+                                                   .brief = brief,
+                                                   .process = quay__fork_generation};
+  }
   quay__stripe_release(storage);
   return QUAY_OK;
 }
@@ -142,10 +163,10 @@ quay_status quay__hazards_check(quay__storage *storage, const quay__range *range
   if (h == NULL)
     return QUAY_OK;
   quay__stripe_acquire(storage);
-  const quay__hazard_open *other = open_conflict(h, range, stream);
+  const quay__hazard_open *other = open_conflict(h, range, 1, stream, &range);
   while (other != NULL && other->brief) {
     quay__stripe_wait(storage);
-    other = open_conflict(h, range, stream);
+    other = open_conflict(h, range, 1, stream, &range);
   }
   quay__stripe_release(storage);
   return other != NULL ? busy(range) : QUAY_OK;

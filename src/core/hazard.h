@@ -34,12 +34,13 @@ quay_status quay__hazards_wait(quay__storage *storage, uint64_t offset, uint64_t
 /* Waits, on the host, for all recorded work on the range. */
 quay_status quay__hazards_drain(quay__storage *storage, uint64_t offset, uint64_t size);
 
-/* Opens a use on `stream` under the number `id`. BUSY if a conflicting access is open on another
- * stream, READ_ONLY if it writes and the storage was sealed meanwhile. `brief` says that it is
- * closed without the program's doing: others wait for that instead of being refused. Whoever opens
- * several brief ones does so in the order of the storages' ids, and opens nothing else meanwhile.
- */
-quay_status quay__hazards_open(quay__storage *storage, const quay__range *range,
+/* Opens uses of `count` ranges on `stream` under the number `id`, all or none. BUSY if a
+ * conflicting access is open on another stream, READ_ONLY if one writes and the storage was sealed
+ * meanwhile. `brief` says that they are closed without the program's doing: others wait for that
+ * instead of being refused. Whoever opens several brief ones opens those of one storage at once,
+ * goes from storage to storage in the order of their ids, and opens nothing else meanwhile: else
+ * two threads could wait for each other. */
+quay_status quay__hazards_open(quay__storage *storage, const quay__range *ranges, size_t count,
                                quay_stream *stream, uint64_t id, bool brief);
 
 /* BUSY as quay__hazards_open() would answer, without opening anything. */

@@ -176,7 +176,7 @@ quay_status quay__storage_allocate_new(quay__storage *storage, quay_stream *stre
   /* Memory that is there from some point of the stream on is as good as written by the stream. */
   const quay__range whole = {.offset = 0, .size = storage->size, .mode = QUAY_WRITE};
   const uint64_t id = quay__next_id();
-  QUAY_TRY(quay__hazards_open(storage, &whole, stream, id, true));
+  QUAY_TRY(quay__hazards_open(storage, &whole, 1, stream, id, true));
   quay_event *event = NULL;
   quay_status status = allocate_and_publish(storage, stream);
   if (status == QUAY_OK)

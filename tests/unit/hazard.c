@@ -249,8 +249,8 @@ static quay__range whole(quay_use_mode mode) {
 Test(hazard, an_earlier_event_that_is_entered_later_does_not_hide_the_later_one) {
   quay__storage *storage = buffer->storage;
   const quay__range range = whole(QUAY_WRITE);
-  MUST(quay__hazards_open(storage, &range, one, 1001, false));
-  MUST(quay__hazards_open(storage, &range, one, 1002, false));
+  MUST(quay__hazards_open(storage, &range, 1, one, 1001, false));
+  MUST(quay__hazards_open(storage, &range, 1, one, 1002, false));
   quay_event *earlier = NULL, *later = NULL;
   MUST(quay_event_record(one, &earlier));
   MUST(quay_event_record(one, &later));
@@ -280,7 +280,7 @@ Test(hazard, a_copy_waits_until_another_ones_submission_is_over) {
   quay__storage *storage = buffer->storage;
   quay_buffer *source = late_buffer("late:0", SIZE, 5);
   const quay__range range = whole(QUAY_WRITE);
-  MUST(quay__hazards_open(storage, &range, one, 1001, true));
+  MUST(quay__hazards_open(storage, &range, 1, one, 1001, true));
   pthread_t thread;
   cr_assert_eq(pthread_create(&thread, NULL, copy_in_a_thread, source), 0);
   usleep(20000);
@@ -307,7 +307,7 @@ static void *seal_in_a_thread(void *unused) {
 Test(hazard, sealing_waits_until_a_submission_is_over) {
   quay__storage *storage = buffer->storage;
   const quay__range range = whole(QUAY_WRITE);
-  MUST(quay__hazards_open(storage, &range, one, 1001, true));
+  MUST(quay__hazards_open(storage, &range, 1, one, 1001, true));
   pthread_t thread;
   cr_assert_eq(pthread_create(&thread, NULL, seal_in_a_thread, NULL), 0);
   usleep(20000);
@@ -322,7 +322,7 @@ Test(hazard, sealing_waits_until_a_submission_is_over) {
 Test(hazard, a_brief_use_of_another_thread_is_not_waited_for_in_the_child_of_a_fork) {
   const quay__range whole = {.offset = 0, .size = SIZE, .mode = QUAY_WRITE};
   const uint64_t id = quay__next_id();
-  MUST(quay__hazards_open(buffer->storage, &whole, one, id, true));
+  MUST(quay__hazards_open(buffer->storage, &whole, 1, one, id, true));
   const pid_t child = fork();
   if (child == 0) {
     alarm(10);

@@ -127,3 +127,40 @@ Test(shared_storage, copies_of_many_threads_into_one_buffer_take_turns) {
   quay_buffer_release(constant);
   late_end();
 }
+
+/* Copies between two halves of one storage in both directions at once: none waits for one that
+ * waits for it, and each reads and writes a whole half. */
+
+static void *copy_across_halves(void *argument) {
+  const uint64_t index = *(const uint64_t *)argument;
+  quay_stream *stream = late_stream_of(0);
+  quay_buffer *halves[] = {late_view(shared, 0, PART), late_view(shared, PART, PART)};
+  for (int i = 0; i < 20 * ROUNDS; i++)
+    late_copy(stream, halves[index % 2], halves[(index + 1) % 2]);
+  quay_buffer_release(halves[0]);
+  quay_buffer_release(halves[1]);
+  quay_stream_release(stream);
+  return NULL;
+}
+
+Test(shared_storage, copies_within_one_storage_in_opposite_directions_do_not_block_each_other,
+     .timeout = 60) {
+  late_begin(&(late_options){.mode = LATE_THREADS, .max_delay_us = 5, .seed = 8});
+  shared = late_buffer("late:0", 2 * PART, 1);
+  pthread_t threads[THREADS];
+  uint64_t indices[THREADS];
+  for (uint64_t i = 0; i < THREADS; i++) {
+    indices[i] = i;
+    cr_assert_eq(pthread_create(&threads[i], NULL, copy_across_halves, &indices[i]), 0);
+  }
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
+  unsigned char bytes[2 * PART];
+  MUST(quay_buffer_copy_out(shared, bytes, sizeof bytes));
+  cr_assert_arr_eq(bytes, bytes + PART, PART);
+  const uint64_t first = bytes[0] == pattern_byte(0, 1) ? 0 : PART;
+  for (uint64_t i = 0; i < PART; i++)
+    cr_assert_eq(bytes[i], pattern_byte(first + i, 1));
+  quay_buffer_release(shared);
+  late_end();
+}
