@@ -147,9 +147,11 @@ quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t 
   memset(out_access, 0, sizeof(*out_access));
   QUAY__REQUIRE(stream);
   QUAY__REQUIRE(uses);
-  if (count == 0 || count > SIZE_MAX / (2 * sizeof(uint64_t))) {
+  const size_t most = SIZE_MAX / (2 * sizeof(uint64_t));
+  if (count == 0 || count > most) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "quay_access_begin: %zu uses; an access needs at least one", count);
+                      "quay_access_begin: %zu uses; an access needs at least one, and at most %zu",
+                      count, most);
   }
   QUAY_TRY(quay__device_check(stream->device));
   QUAY_TRY(check_uses(stream, uses, count));

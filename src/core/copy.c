@@ -235,6 +235,12 @@ static quay_status check_stream(const char *function, const quay_buffer *destina
   quay_device_release(host);
   if (is_host)
     return QUAY_OK;
+  if (destination == source) {
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                      "%s: the stream is of the device %s, but the buffer is on %s; it must be of "
+                      "that, or of the host",
+                      function, device->name, destination->storage->allocator->device->name);
+  }
   return quay__fail(
       QUAY_STATUS_INVALID_ARGUMENT,
       "%s: the stream is of the device %s, but the copy is from %s to %s; it must be of "

@@ -223,8 +223,19 @@ static void describe(exported *made, uint64_t address, quay_dl_tensor *out_tenso
   };
 }
 
+static quay_status check_stream(const quay_stream *stream, const quay_buffer *buffer) {
+  const quay_device *of = quay_stream_device(stream), *at = quay_buffer_device(buffer);
+  if (stream == NULL || of == at || quay_device_type(of) == QUAY_DEVICE_CPU)
+    return QUAY_OK;
+  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                    "exporting a DLPack tensor: the stream is of the device %s, but the buffer is "
+                    "on %s; it must be the stream on which the consumer uses the memory",
+                    quay_device_name(of), quay_device_name(at));
+}
+
 static quay_status export_buffer(quay_buffer *buffer, quay_stream *stream, exported **out_made,
                                  quay_dl_tensor *out_tensor) {
+  QUAY_TRY(check_stream(stream, buffer));
   uint64_t address;
   QUAY_TRY(quay_buffer_address(buffer, &address));
   exported *const made = allocate_exported(quay_buffer_rank(buffer));

@@ -186,6 +186,8 @@ Test(access, bad_arguments_are_refused_and_nothing_is_open) {
   MUST_FAIL(quay_access_begin(one, NULL, 1, &access), INVALID_ARGUMENT);
   MUST_FAIL(quay_access_begin(one, &good, 0, &access), INVALID_ARGUMENT);
   MUST_FAIL(quay_access_begin(one, &good, SIZE_MAX, &access), INVALID_ARGUMENT);
+  cr_assert_not_null(strstr(quay_last_error()->message, "at most"));
+  MUST_FAIL(quay_access_begin(one, &good, SIZE_MAX, &access), INVALID_ARGUMENT);
   MUST_FAIL(quay_access_begin(one, &good, 1, NULL), INVALID_ARGUMENT);
   const quay_use null_buffer[] = {good, {NULL, QUAY_READ}};
   MUST_FAIL(quay_access_begin(one, null_buffer, 2, &access), INVALID_ARGUMENT);

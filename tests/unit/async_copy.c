@@ -549,6 +549,8 @@ Test(async_copy, bad_fills_are_refused) {
   MUST_FAIL(quay_buffer_fill_on(a, pattern, 0, one), INVALID_ARGUMENT);
   MUST_FAIL(quay_buffer_fill_on(a, pattern, 16, one), SIZE_MISMATCH);
   MUST_FAIL(quay_buffer_fill_on(a, pattern, 1, peer), INVALID_ARGUMENT);
+  cr_assert_not_null(strstr(quay_last_error()->message, "device late:1, but the buffer is on"),
+                     "%s", quay_last_error()->message);
   MUST_FAIL(quay_buffer_fill_on(host, pattern, 1, one), INVALID_ARGUMENT);
   cr_assert_eq(late_unfinished(), 0);
   close_all();

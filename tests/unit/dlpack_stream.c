@@ -175,6 +175,9 @@ Test(dlpack_stream, a_stream_of_another_device_is_refused) {
   const quay_dlpack_export_options options = {.stream = stranger};
   quay_dl_managed_tensor_versioned *tensor = (quay_dl_managed_tensor_versioned *)buffer;
   cr_expect_eq(quay_dlpack_export(buffer, &options, &tensor), QUAY_STATUS_INVALID_ARGUMENT);
+  cr_expect_not_null(strstr(quay_last_error()->message, "the stream is of the device late:2, but "
+                                                        "the buffer is on late:0"),
+                     "%s", quay_last_error()->message);
   cr_expect_null(tensor);
   quay_buffer_release(buffer);
   quay_stream_release(stranger);
