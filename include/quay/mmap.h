@@ -1,11 +1,14 @@
 /* Files as buffers: mapping existing files, making new ones, writing buffers to files.
  *
- * Copies to and from a mapped file read and write the file itself, with several readers, and never
- * touch the mapping; a file that was truncated behind the map is an I/O error there. What the
- * program does through a host pointer is its own: touching a page past the end of a truncated file
- * raises SIGBUS. A file that has grown behind the map is no error: every mapped byte is still where
- * it was, so that reads, writes and copies of the window are right; what was added is not seen
- * until the file is mapped again.
+ * Copies to and from a mapped file never raise SIGBUS: a file that was truncated behind the map is
+ * an I/O error there. They read and write the file itself, with several readers, or copy from the
+ * mapping while a read lease (fcntl(2), F_SETLEASE) keeps the file as it is: for a millisecond or
+ * less at a time, during which whoever opens the file for writing or truncates it has to wait. A
+ * file that is open for writing is read without leases. What the program does through a host
+ * pointer is its own: touching a page past the end of a truncated file raises SIGBUS. A file that
+ * has grown behind the map is no error: every mapped byte is still where it was, so that reads,
+ * writes and copies of the window are right; what was added is not seen until the file is mapped
+ * again.
  *
  * To read faster, copies of 8 MiB and more out of read-only and shared mappings may enter pages of
  * the file that are in the page cache into the mapping. These count as resident memory of the

@@ -88,7 +88,9 @@ static void stream_blocks_sse2(char *destination, const char *source, uint64_t b
   }
 }
 
-static void stream_copy(char *destination, const char *source, uint64_t size) {
+void quay__host_stream(void *to, const void *from, uint64_t size) {
+  char *destination = to;
+  const char *source = from;
   const uint64_t head = quay__min(-(uintptr_t)destination % LINE, size);
   const uint64_t blocks = (size - head) / STREAM_BLOCK;
   const uint64_t body = blocks * STREAM_BLOCK;
@@ -104,8 +106,8 @@ static void stream_copy(char *destination, const char *source, uint64_t size) {
 
 #else
 
-static void stream_copy(char *destination, const char *source, uint64_t size) {
-  memcpy(destination, source, size);
+void quay__host_stream(void *to, const void *from, uint64_t size) {
+  memcpy(to, from, size);
 }
 
 #endif
@@ -169,7 +171,7 @@ static quay_status copy_chunk(void *context, uint64_t index) {
   uint64_t offset, size;
   split_range(split, index, &offset, &size);
   if (split->streaming) {
-    stream_copy(split->destination + offset, split->source + offset, size);
+    quay__host_stream(split->destination + offset, split->source + offset, size);
   } else {
     memcpy(split->destination + offset, split->source + offset, size);
   }

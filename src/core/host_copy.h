@@ -13,6 +13,9 @@
  * with streaming stores where those win. */
 void quay__host_copy(void *destination, const void *source, uint64_t size, uint32_t threads);
 
+/* As memcpy, by this thread, with streaming stores: for ranges that are not soon read again. */
+void quay__host_stream(void *to, const void *from, uint64_t size);
+
 /* As memmove. */
 void quay__host_move(void *destination, const void *source, uint64_t size, uint32_t threads);
 

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/uio.h>
+#include <sys/vfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -85,6 +87,10 @@ int quay__os_msync(void *address, size_t size, int flags) {
   return RETRY(msync(address, size, flags));
 }
 
+int quay__os_mincore(void *address, size_t size, unsigned char *out_resident) {
+  return mincore(address, size, out_resident);
+}
+
 int quay__os_open(const char *path, int flags, mode_t mode) {
   return RETRY(open(path, flags | O_CLOEXEC, mode));
 }
@@ -150,6 +156,32 @@ int quay__os_direct_alignment(int file, uint32_t *out_memory, uint32_t *out_offs
   *out_memory = *out_offset = 0;
   errno = ENOSYS;
   return -1;
+}
+
+/* The system takes the process for the owner of a new lease, and would send it a signal that by
+ * default ends it: one that by default does nothing is named before, and no owner after. */
+int quay__os_lease(int file) {
+  if (fcntl(file, F_SETSIG, SIGURG) != 0 || fcntl(file, F_SETLEASE, F_RDLCK) != 0)
+    return -1;
+  if (fcntl(file, F_SETOWN, 0) == 0)
+    return 0;
+  const int error = errno;
+  (void)fcntl(file, F_SETLEASE, F_UNLCK);
+  errno = error;
+  return -1;
+}
+
+bool quay__os_lease_holds(int file) {
+  return fcntl(file, F_GETLEASE) == F_RDLCK;
+}
+
+int quay__os_lease_end(int file) {
+  return fcntl(file, F_SETLEASE, F_UNLCK);
+}
+
+uint64_t quay__os_file_system(int file) {
+  struct statfs status;
+  return RETRY(fstatfs(file, &status)) == 0 ? (uint64_t)status.f_type : 0;
 }
 
 int quay__os_fchmod(int file, mode_t mode) {

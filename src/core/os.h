@@ -29,6 +29,7 @@ void *quay__os_mmap(void *address, size_t size, int protection, int flags, int f
 int quay__os_munmap(void *address, size_t size);
 int quay__os_madvise(void *address, size_t size, int advice);
 int quay__os_msync(void *address, size_t size, int flags);
+int quay__os_mincore(void *address, size_t size, unsigned char *out_resident); /* a byte a page */
 
 /* Files. -1 on failure. O_CLOEXEC is added to every open. */
 int quay__os_open(const char *path, int flags, mode_t mode);
@@ -50,6 +51,14 @@ int quay__os_fdatasync(int file);
 /* Alignments in bytes that direct I/O on an open file needs: of the memory and of offsets and sizes
  * in the file; zeros where the file can't have it. -1 where the system does not tell. */
 int quay__os_direct_alignment(int file, uint32_t *out_memory, uint32_t *out_offset);
+/* Read leases: while one is held, whoever opens the file for writing or truncates it waits (for as
+ * long as /proc/sys/fs/lease-break-time says). lease() fails with EAGAIN where the file is open for
+ * writing; no signal is sent when somebody waits, lease_holds() tells. */
+int quay__os_lease(int file);
+bool quay__os_lease_holds(int file);
+int quay__os_lease_end(int file);
+/* The type of the file system, as statfs() has it; 0 where the system does not tell. */
+uint64_t quay__os_file_system(int file);
 int quay__os_fchmod(int file, mode_t mode);
 int quay__os_rename(const char *from, const char *to);
 int quay__os_link(const char *from, const char *to); /* EEXIST if `to` exists; follows links */

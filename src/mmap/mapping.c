@@ -10,6 +10,7 @@
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "core/lifecycle.h"
 #include "core/lock.h"
 #include "core/os.h"
 
@@ -79,6 +80,7 @@ static quay__mapping *mapping_new(const char *path) {
     return NULL;
   memcpy(mapping->path, path, length);
   mapping->references = 1;
+  mapping->lease_process = quay__fork_generation;
   mapping->file = -1;
   mapping->direct_file = -1;
   return mapping;

@@ -17,9 +17,16 @@ typedef enum quay__mapping_access {
   QUAY__ACCESS_PLAIN,   /* through the mapping: nobody else can take its pages away */
 } quay__mapping_access;
 
+/* Whether the file can be leased; see lease.c. */
+typedef enum quay__lease_state {
+  QUAY__LEASE_UNKNOWN,
+  QUAY__LEASE_POSSIBLE,
+  QUAY__LEASE_REFUSED
+} quay__lease_state;
+
 /* A mapping of a file, or a descriptor without one. Mappings that the table lists are shared and
- * counted; all others belong to one raw buffer. But for `references`, `next`, `listed` and what is
- * populated nothing changes after it was made. */
+ * counted; all others belong to one raw buffer. But for `references`, `next`, `listed`, what is
+ * populated and the lease nothing changes after it was made. */
 typedef struct quay__mapping {
   struct quay__mapping *next; /* in its bucket; this and the next two: QUAY__LOCK_MAPPINGS */
   uint64_t references;
@@ -42,6 +49,9 @@ typedef struct quay__mapping {
   quay_release_callback release; /* of an adopted mapping; may be NULL */
   void *user;
   _Atomic(struct quay__populated *) populated; /* read.c's; NULL: nothing */
+  atomic_int lease;                            /* quay__lease_state; lease.c's */
+  uint32_t lease_users;                        /* the stripe of the mapping */
+  uint32_t lease_process;                      /* the quay__fork_generation that may lease */
   char path[];                                 /* for messages */
 } quay__mapping;
 
@@ -135,6 +145,13 @@ void quay__populated_drop(const quay__mapping *mapping, uint64_t offset, uint64_
 
 /* Forgets all pieces of a mapping that goes. */
 void quay__populated_free(quay__mapping *mapping);
+
+/* lease.c */
+
+/* Whether the mapping may be touched: until quay__lease_drop() nobody can take its pages away.
+ * False where that can't be had, or not now. */
+bool quay__lease_take(quay__mapping *mapping);
+void quay__lease_drop(quay__mapping *mapping);
 
 /* allocator.c */
 

@@ -105,11 +105,23 @@ WRAP(ssize_t, quay__os_read_own_memory, -1, ENOSYS,
      (void *destination, const void *source, size_t size), (destination, source, size))
 WRAP(ssize_t, quay__os_write_own_memory, -1, ENOSYS,
      (void *destination, const void *source, size_t size), (destination, source, size))
+WRAP(int, quay__os_lease, -1, EAGAIN, (int file), (file))
+WRAP(bool, quay__os_lease_holds, false, 0, (int file), (file))
+WRAP(uint64_t, quay__os_file_system, 0, EIO, (int file), (file))
+WRAP(int, quay__os_mincore, -1, EAGAIN, (void *address, size_t size, unsigned char *resident),
+     (address, size, resident))
 WRAP(int, quay__os_memory_info, -1, EIO, (uint64_t * total, uint64_t *available),
      (total, available))
 
 /* These can't give back what they took if they fail, so they do their work and then report the
  * failure, as close(2) does on Linux. */
+int __real_quay__os_lease_end(int file);
+int __wrap_quay__os_lease_end(int file);
+int __wrap_quay__os_lease_end(int file) {
+  const int result = __real_quay__os_lease_end(file);
+  return fails("quay__os_lease_end", EAGAIN) ? -1 : result;
+}
+
 int __real_quay__os_close(int file);
 int __wrap_quay__os_close(int file);
 int __wrap_quay__os_close(int file) {

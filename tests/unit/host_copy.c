@@ -118,7 +118,7 @@ Test(host_copy, streams_ranges_shorter_than_a_line_or_a_block) {
   unsigned char *source = make_source(2 * STREAM_BLOCK);
   for (size_t size = 0; size < 2 * STREAM_BLOCK; size += size < 200 ? 1 : 1021) {
     unsigned char *block = make_guarded(size);
-    stream_copy((char *)block + GUARD - 3, (const char *)source, size);
+    quay__host_stream((char *)block + GUARD - 3, (const char *)source, size);
     cr_assert_eq(memcmp(block + GUARD - 3, source, size), 0, "size %zu", size);
     check_guards(block, GUARD - 3, size, size + 2 * GUARD);
     free(block);

@@ -27,6 +27,7 @@ static struct {
   atomic_int cached_error;  /* of pread_cached() */
   atomic_int cached_after;  /* cached_error only after so many calls */
   atomic_int cached_always; /* pread_cached() is pread() */
+  atomic_int leases;        /* they can be had; else the file is open for writing somewhere */
   atomic_int populated;     /* calls of madvise() to populate */
   atomic_int write_limit;
   atomic_int write_error;
@@ -103,6 +104,15 @@ WRAP(ssize_t, pread_cached, (int file, void *buffer, size_t size, uint64_t offse
   if (atomic_load(&fake.cached_always) != 0)
     return __real_quay__os_pread(file, buffer, size, offset);
   return __real_quay__os_pread_cached(file, buffer, size, offset);
+}
+
+WRAP(int, lease, (int file)) {
+  if (is_nth())
+    return -1;
+  if (atomic_load(&fake.leases) != 0)
+    return __real_quay__os_lease(file);
+  errno = EAGAIN;
+  return -1;
 }
 
 WRAP(int, memory_info, (uint64_t * out_total, uint64_t *out_available)) {
@@ -781,6 +791,8 @@ Test(mmap_system, large_reads_go_on_where_the_page_cache_ends) {
 
 Test(mmap_system, large_reads_work_where_the_kernel_cannot_populate) {
   atomic_store(&fake.populate_error, EINVAL);
+  check_large_read();
+  atomic_store(&fake.leases, 1);
   check_large_read();
 }
 

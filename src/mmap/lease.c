@@ -1,0 +1,89 @@
+/* Leases: reading through a mapping without fear of SIGBUS. While the process holds a read lease on
+ * the file, whoever opens it for writing or truncates it is made to wait by the kernel, so that its
+ * size can't change. A lease is held for one piece of a copy at a time, a millisecond or less.
+ *
+ * There is none on a file that is open for writing (a shared mapping's always is), that belongs to
+ * another user, or whose file system has changes come from elsewhere: reading is read.c's then. */
+#include <errno.h>
+
+#include "core/lifecycle.h"
+#include "core/lock.h"
+#include "core/os.h"
+#include "mmap/mmap_impl.h"
+
+/* File systems that are changed by this kernel alone. */
+static bool is_local(int file) {
+  static const uint64_t local[] = {
+      0xef53,     /* ext2, ext3, ext4 */
+      0x58465342, /* xfs */
+      0x9123683e, /* btrfs */
+      0xf2f52010, /* f2fs */
+      0x01021994, /* tmpfs */
+      0x794c7630, /* overlay */
+  };
+  const uint64_t type = quay__os_file_system(file);
+  for (size_t i = 0; i < sizeof local / sizeof local[0]; ++i) {
+    if (local[i] == type)
+      return true;
+  }
+  return false;
+}
+
+static void refuse(quay__mapping *mapping) {
+  atomic_store_explicit(&mapping->lease, QUAY__LEASE_REFUSED, memory_order_relaxed);
+}
+
+/* A lease belongs to the open file, which a child of fork() shares: it must not end its parent's.
+ */
+static bool may_lease(quay__mapping *mapping) {
+  const int state = atomic_load_explicit(&mapping->lease, memory_order_relaxed);
+  if (state == QUAY__LEASE_REFUSED || mapping->lease_process != quay__fork_generation)
+    return false;
+  if (state == QUAY__LEASE_POSSIBLE)
+    return true;
+  if (mapping->mode != QUAY_MAP_READ_ONLY || mapping->lent || !is_local(mapping->file)) {
+    refuse(mapping);
+    return false;
+  }
+  atomic_store_explicit(&mapping->lease, QUAY__LEASE_POSSIBLE, memory_order_relaxed);
+  return true;
+}
+
+/* With the stripe held, and nobody using a lease. The size can't change from here on, but it may
+ * have before. */
+static bool begin(quay__mapping *mapping) {
+  if (quay__os_lease(mapping->file) != 0) {
+    if (errno != EAGAIN)
+      refuse(mapping);
+    return false;
+  }
+  struct stat status;
+  if (quay__os_fstat(mapping->file, &status) == 0 && (uint64_t)status.st_size >= mapping->file_size)
+    return true;
+  (void)quay__os_lease_end(mapping->file);
+  return false;
+}
+
+bool quay__lease_take(quay__mapping *mapping) {
+  if (!may_lease(mapping))
+    return false;
+  quay__stripe_acquire(mapping);
+  /* Somebody who waits is let in first: the pieces under way end, and no further one begins. */
+  const bool taken =
+      mapping->lease_users != 0 ? quay__os_lease_holds(mapping->file) : begin(mapping);
+  mapping->lease_users += taken;
+  quay__stripe_release(mapping);
+  return taken;
+}
+
+void quay__lease_drop(quay__mapping *mapping) {
+  int error = 0;
+  quay__stripe_acquire(mapping);
+  if (--mapping->lease_users == 0 && quay__os_lease_end(mapping->file) != 0)
+    error = errno;
+  quay__stripe_release(mapping);
+  if (error != 0) {
+    refuse(mapping);
+    quay__mmap_log_errno("ending the lease on", mapping->path, error);
+  }
+}
