@@ -17,6 +17,8 @@ typedef struct quay__cu_stream_object *quay__cu_stream;
 typedef struct quay__cu_event_object *quay__cu_event;
 typedef struct quay__cu_pool_object *quay__cu_pool; /* CUmemoryPool */
 
+typedef uint64_t quay__cu_memory; /* CUmemGenericAllocationHandle: physical memory */
+
 typedef struct quay__cu_uuid {
   char bytes[16];
 } quay__cu_uuid;
@@ -31,6 +33,20 @@ typedef struct quay__cu_access {
   quay__cu_location location;
   int flags; /* CUmemAccess_flags */
 } quay__cu_access;
+
+/* CUmemAllocationProp. */
+typedef struct quay__cu_memory_properties {
+  int type;         /* CUmemAllocationType */
+  int handle_types; /* CUmemAllocationHandleType */
+  quay__cu_location location;
+  void *windows; /* NULL */
+  unsigned char flags[8];
+} quay__cu_memory_properties;
+
+/* CUipcMemHandle. */
+typedef struct quay__cu_ipc_memory {
+  char reserved[64];
+} quay__cu_ipc_memory;
 
 /* X(our name, value, cuda.h's name). Results: enumeration CUresult. */
 #define QUAY__CU_RESULTS(X)                                              \
@@ -79,38 +95,46 @@ typedef struct quay__cu_access {
 #define QUAY__CU_TENSOR_MEMORY_LEAK 721 /* CUDA_ERROR_TENSOR_MEMORY_LEAK */
 
 /* Flags and attributes, with the enumeration that each is of. */
-#define QUAY__CU_CONSTANTS(X)                                                     \
-  /* CUstream_flags, and the handles CU_STREAM_LEGACY and CU_STREAM_PER_THREAD */ \
-  X(STREAM_NON_BLOCKING, 1, CU_STREAM_NON_BLOCKING)                               \
-  X(STREAM_LEGACY, 1, CU_STREAM_LEGACY)                                           \
-  X(STREAM_PER_THREAD, 2, CU_STREAM_PER_THREAD)                                   \
-  /* CUevent_flags */                                                             \
-  X(EVENT_DISABLE_TIMING, 2, CU_EVENT_DISABLE_TIMING)                             \
-  /* CU_MEMHOSTALLOC_..., CUmemAttach_flags */                                    \
-  X(MEMHOSTALLOC_PORTABLE, 1, CU_MEMHOSTALLOC_PORTABLE)                           \
-  X(MEM_ATTACH_GLOBAL, 1, CU_MEM_ATTACH_GLOBAL)                                   \
-  /* CUmemorytype */                                                              \
-  X(MEMORYTYPE_HOST, 1, CU_MEMORYTYPE_HOST)                                       \
-  X(MEMORYTYPE_DEVICE, 2, CU_MEMORYTYPE_DEVICE)                                   \
-  /* CUpointer_attribute */                                                       \
-  X(POINTER_MEMORY_TYPE, 2, CU_POINTER_ATTRIBUTE_MEMORY_TYPE)                     \
-  X(POINTER_IS_MANAGED, 8, CU_POINTER_ATTRIBUTE_IS_MANAGED)                       \
-  X(POINTER_DEVICE_ORDINAL, 9, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)               \
-  X(POINTER_RANGE_START, 11, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)               \
-  X(POINTER_RANGE_SIZE, 12, CU_POINTER_ATTRIBUTE_RANGE_SIZE)                      \
-  /* CUdevice_attribute */                                                        \
-  X(DEVICE_UNIFIED_ADDRESSING, 41, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)        \
-  X(DEVICE_CONCURRENT_MANAGED, 89, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS) \
-  X(DEVICE_MEMORY_POOLS, 115, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)         \
-  /* CUstreamCaptureMode, CUstreamCaptureStatus */                                \
-  X(CAPTURE_MODE_RELAXED, 2, CU_STREAM_CAPTURE_MODE_RELAXED)                      \
-  X(CAPTURE_STATUS_NONE, 0, CU_STREAM_CAPTURE_STATUS_NONE)                        \
-  /* CUdriverProcAddress_flags */                                                 \
-  X(PROC_ADDRESS_DEFAULT, 0, CU_GET_PROC_ADDRESS_DEFAULT)                         \
-  X(PROC_ADDRESS_LEGACY_STREAM, 1, CU_GET_PROC_ADDRESS_LEGACY_STREAM)             \
-  /* CUmemLocationType, CUmemAccess_flags */                                      \
-  X(LOCATION_DEVICE, 1, CU_MEM_LOCATION_TYPE_DEVICE)                              \
-  X(ACCESS_READ_WRITE, 3, CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+#define QUAY__CU_CONSTANTS(X)                                                                      \
+  /* CUstream_flags, and the handles CU_STREAM_LEGACY and CU_STREAM_PER_THREAD */                  \
+  X(STREAM_NON_BLOCKING, 1, CU_STREAM_NON_BLOCKING)                                                \
+  X(STREAM_LEGACY, 1, CU_STREAM_LEGACY)                                                            \
+  X(STREAM_PER_THREAD, 2, CU_STREAM_PER_THREAD)                                                    \
+  /* CUevent_flags */                                                                              \
+  X(EVENT_DISABLE_TIMING, 2, CU_EVENT_DISABLE_TIMING)                                              \
+  /* CU_MEMHOSTALLOC_..., CUmemAttach_flags */                                                     \
+  X(MEMHOSTALLOC_PORTABLE, 1, CU_MEMHOSTALLOC_PORTABLE)                                            \
+  X(MEM_ATTACH_GLOBAL, 1, CU_MEM_ATTACH_GLOBAL)                                                    \
+  /* CUmemorytype */                                                                               \
+  X(MEMORYTYPE_HOST, 1, CU_MEMORYTYPE_HOST)                                                        \
+  X(MEMORYTYPE_DEVICE, 2, CU_MEMORYTYPE_DEVICE)                                                    \
+  /* CUpointer_attribute */                                                                        \
+  X(POINTER_MEMORY_TYPE, 2, CU_POINTER_ATTRIBUTE_MEMORY_TYPE)                                      \
+  X(POINTER_IS_MANAGED, 8, CU_POINTER_ATTRIBUTE_IS_MANAGED)                                        \
+  X(POINTER_DEVICE_ORDINAL, 9, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)                                \
+  X(POINTER_RANGE_START, 11, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)                                \
+  X(POINTER_RANGE_SIZE, 12, CU_POINTER_ATTRIBUTE_RANGE_SIZE)                                       \
+  /* CUdevice_attribute */                                                                         \
+  X(DEVICE_UNIFIED_ADDRESSING, 41, CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING)                         \
+  X(DEVICE_CONCURRENT_MANAGED, 89, CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS)                  \
+  X(DEVICE_VIRTUAL_MEMORY, 102, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)           \
+  X(DEVICE_FILE_DESCRIPTORS, 103, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) \
+  X(DEVICE_MEMORY_POOLS, 115, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)                          \
+  /* CUstreamCaptureMode, CUstreamCaptureStatus */                                                 \
+  X(CAPTURE_MODE_RELAXED, 2, CU_STREAM_CAPTURE_MODE_RELAXED)                                       \
+  X(CAPTURE_STATUS_NONE, 0, CU_STREAM_CAPTURE_STATUS_NONE)                                         \
+  /* CUdriverProcAddress_flags */                                                                  \
+  X(PROC_ADDRESS_DEFAULT, 0, CU_GET_PROC_ADDRESS_DEFAULT)                                          \
+  X(PROC_ADDRESS_LEGACY_STREAM, 1, CU_GET_PROC_ADDRESS_LEGACY_STREAM)                              \
+  /* CUmemLocationType, CUmemAccess_flags */                                                       \
+  X(LOCATION_DEVICE, 1, CU_MEM_LOCATION_TYPE_DEVICE)                                               \
+  X(ACCESS_READ_WRITE, 3, CU_MEM_ACCESS_FLAGS_PROT_READWRITE)                                      \
+  /* CUmemAllocationType, CUmemAllocationHandleType, CUmemAllocationGranularity_flags */           \
+  X(MEMORY_PINNED, 1, CU_MEM_ALLOCATION_TYPE_PINNED)                                               \
+  X(HANDLE_FILE_DESCRIPTOR, 1, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)                           \
+  X(GRANULARITY_MINIMUM, 0, CU_MEM_ALLOC_GRANULARITY_MINIMUM)                                      \
+  /* CUipcMem_flags */                                                                             \
+  X(IPC_LAZY_PEER_ACCESS, 1, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
 
 enum {
 #define QUAY__CU_ENUMERATOR(name, value, native) QUAY__CU_##name = (value),

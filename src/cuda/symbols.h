@@ -75,6 +75,35 @@ X(cuMemPoolSetAccess, , 11020, ANY, MAY,
   (quay__cu_pool pool, const quay__cu_access *accesses, size_t count))
 X(cuMemPoolTrimTo, , 11020, ANY, MAY, (quay__cu_pool pool, size_t keep_bytes))
 
+/* "Virtual Memory Management". In every driver that can be used; devices have an attribute for it. */
+X(cuMemGetAllocationGranularity, , 10020, ANY, MUST,
+  (size_t * out_bytes, const quay__cu_memory_properties *properties, int option))
+X(cuMemAddressReserve, , 10020, ANY, MUST,
+  (quay__cu_pointer * out_pointer, size_t size, size_t alignment, quay__cu_pointer hint,
+   unsigned long long flags))
+X(cuMemAddressFree, , 10020, ANY, MUST, (quay__cu_pointer pointer, size_t size))
+X(cuMemCreate, , 10020, ANY, MUST,
+  (quay__cu_memory * out_memory, size_t size, const quay__cu_memory_properties *properties,
+   unsigned long long flags))
+X(cuMemRelease, , 10020, ANY, MUST, (quay__cu_memory memory))
+X(cuMemMap, , 10020, ANY, MUST,
+  (quay__cu_pointer pointer, size_t size, size_t offset, quay__cu_memory memory,
+   unsigned long long flags))
+X(cuMemUnmap, , 10020, ANY, MUST, (quay__cu_pointer pointer, size_t size))
+X(cuMemSetAccess, , 10020, ANY, MUST,
+  (quay__cu_pointer pointer, size_t size, const quay__cu_access *accesses, size_t count))
+X(cuMemExportToShareableHandle, , 10020, ANY, MUST,
+  (void *out_shareable, quay__cu_memory memory, int type, unsigned long long flags))
+X(cuMemImportFromShareableHandle, , 10020, ANY, MUST,
+  (quay__cu_memory * out_memory, void *shareable, int type))
+
+/* "Memory Management": memory of other processes, the older way */
+X(cuIpcGetMemHandle, , 4010, ANY, MUST,
+  (quay__cu_ipc_memory * out_handle, quay__cu_pointer pointer))
+X(cuIpcOpenMemHandle, _v2, 11000, ANY, MUST,
+  (quay__cu_pointer * out_pointer, quay__cu_ipc_memory handle, unsigned flags))
+X(cuIpcCloseMemHandle, , 4010, ANY, MUST, (quay__cu_pointer pointer))
+
 /* "Stream Management" */
 X(cuStreamCreateWithPriority, , 5050, ANY, MUST,
   (quay__cu_stream * out_stream, unsigned flags, int priority))
