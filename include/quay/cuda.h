@@ -20,6 +20,28 @@ typedef struct quay_cuda_memory {
   uint64_t size;    /* bytes */
 } quay_cuda_memory;
 
+/* Device memory on its way to another process. Plain data: the structure can be sent as it is, but
+ * for `file`, which is this process's number of a descriptor. */
+typedef struct quay_cuda_shared {
+  int32_t file;         /* file descriptor of the whole memory; goes by SCM_RIGHTS */
+  uint32_t reserved;    /* 0 */
+  uint64_t size;        /* bytes of the window */
+  uint64_t offset;      /* of the window's first byte in the memory, in bytes */
+  uint64_t memory_size; /* bytes of the whole memory */
+  uint8_t device_uuid[16];
+} quay_cuda_shared;
+
+#define QUAY_CUDA_IPC_HANDLE_SIZE 64 /* bytes */
+
+/* The same by the driver's older handles. Plain data throughout. */
+typedef struct quay_cuda_ipc {
+  uint8_t handle[QUAY_CUDA_IPC_HANDLE_SIZE]; /* CUipcMemHandle */
+  uint64_t size;                             /* bytes of the window */
+  uint64_t offset;      /* of the window's first byte in the memory, in bytes */
+  uint64_t memory_size; /* bytes of the whole memory */
+  uint8_t device_uuid[16];
+} quay_cuda_ipc;
+
 QUAY_BEGIN_DECLS
 
 /* Memory. */
@@ -42,8 +64,9 @@ QUAY_API QUAY_NODISCARD quay_status quay_cuda_adopt(quay_allocator *allocator, u
  * The program frees it: cuMemFree() for device and managed memory, cuMemFreeHost() for pinned
  * memory. Adopted memory comes back as it was handed in, and its callback is not called. Errors:
  * INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (no CUDA memory, carved by a layer, with a
- * mirror, or aligned to more than 256 bytes where the driver's own block begins below it). On error
- * nothing changes. Thread-safety: the raw buffer is the caller's to synchronise. */
+ * mirror, exportable or imported, or aligned to more than 256 bytes where the driver's own block
+ * begins below it). On error nothing changes.
+ * Thread-safety: the raw buffer is the caller's to synchronise. */
 QUAY_API QUAY_NODISCARD quay_status quay_cuda_release(quay_raw_buffer *raw,
                                                       quay_cuda_memory *out_memory);
 
@@ -52,6 +75,59 @@ QUAY_API QUAY_NODISCARD quay_status quay_cuda_release(quay_raw_buffer *raw,
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_cuda_pointer(const quay_buffer *buffer,
                                                       uint64_t *out_pointer);
+
+/* Memory of several processes. */
+
+/* Describes the window of a buffer whose memory was allocated with quay_alloc_options.exportable,
+ * for another process on the same machine. Waits until all recorded work on the window is done;
+ * what is submitted later, here or there, the two processes have to order between themselves.
+ *
+ * `out_shared->file` is a new descriptor at each call. It is the caller's, who closes it once it
+ * has been sent, and stands for all of the memory that the window is in: whoever gets it can read
+ * and write that. Everything else is data. The memory lives until the last process that has it
+ * mapped, or has a descriptor of it, is done with it, whether or not the exporter lives. Errors:
+ * INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (memory that is not exportable device memory,
+ * imported memory among it); UNAVAILABLE (no descriptor can be had); STALE; DEVICE_LOST. On error
+ * `file` is -1. Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_export(quay_buffer *buffer,
+                                                     quay_cuda_shared *out_shared);
+
+/* Maps memory that another process exported, `shared->file` being the descriptor as it was received
+ * here. It stays the caller's and can be closed on return, whatever that is. `allocator` (layers
+ * around it are fine; NULL: the default one) is one of device memory of the same device, becomes
+ * the owner, must outlive the raw buffer, and does not count the memory. Freeing the raw buffer
+ * unmaps the memory, after all work on it that is recorded in this process is done.
+ * quay_buffer_from_raw() makes a buffer of it. On error nothing is taken over. Errors:
+ * INVALID_ARGUMENT (NULL; a device with another UUID; `file` is not open, or nothing that the
+ * driver takes for exported memory of `memory_size` bytes); OUT_OF_RANGE (the window reaches out of
+ * the memory); UNSUPPORTED (the allocator has no CUDA device memory, or the device can't);
+ * OUT_OF_DEVICE_MEMORY (no addresses are left); OUT_OF_HOST_MEMORY; DEVICE_LOST.
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_import(quay_allocator *allocator,
+                                                     const quay_cuda_shared *shared,
+                                                     quay_raw_buffer *out_raw);
+
+/* The same for memory that was not allocated to be exported, by the driver's older handles
+ * (cuIpcGetMemHandle): plain device memory alone, adopted memory from cuMemAlloc() included. Their
+ * limits are the driver's: the memory must stay allocated until every importer has freed it, what
+ * happens else is undefined; the exporting process itself can't import it; and since the driver
+ * carves small allocations out of larger blocks, the importer may reach neighbours of the memory.
+ * Prefer exportable memory. Waits as quay_cuda_export() does.
+ * Errors: INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (no plain device memory: pinned,
+ * managed, stream-ordered, exportable or imported; or a system without such handles); STALE;
+ * DEVICE_LOST.
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_ipc_export(quay_buffer *buffer,
+                                                         quay_cuda_ipc *out_ipc);
+
+/* Opens such a handle in another process; else as quay_cuda_import().
+ * Errors: INVALID_ARGUMENT (NULL; a device with another UUID; a handle that is none, or of this
+ * very process); OUT_OF_RANGE; UNSUPPORTED (the allocator has no CUDA device memory);
+ * OUT_OF_HOST_MEMORY; DEVICE_LOST; others that the driver gives.
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_cuda_ipc_import(quay_allocator *allocator,
+                                                         const quay_cuda_ipc *ipc,
+                                                         quay_raw_buffer *out_raw);
 
 /* Mirrors: device memory that was allocated with quay_alloc_options.mirror has a twin in pinned
  * host memory. Device and twin are two memories; only these calls move bytes from one to the other.

@@ -81,7 +81,7 @@ typedef struct quay_raw_mmap {
 typedef struct quay_raw_cuda {
   uint64_t pointer;      /* CUdeviceptr, for every kind of CUDA memory */
   uint64_t host_pointer; /* pinned and managed: the host's address; mirrored: that of the twin */
-  uint64_t handle;       /* the backend's record of what it took from the driver; 0: adopted */
+  uint64_t handle;       /* the backend's record of what it took from the driver; 0: of nothing */
   int32_t device;        /* CUdevice ordinal */
   uint32_t flags;        /* the backend's: how it was allocated */
   uint64_t stream;       /* stream-ordered memory: where it was allocated */

@@ -125,6 +125,12 @@ quay_status quay_cuda_release(quay_raw_buffer *raw, quay_cuda_memory *out_memory
                       "quay_cuda_release: the memory is of the allocator %s, which is no CUDA one",
                       raw->owner->spec);
   }
+  if ((raw->flags & QUAY_RAW_ADOPTED) != 0 && quay__cuda_block_of(raw) != NULL) {
+    return quay__fail(
+        QUAY_STATUS_UNSUPPORTED,
+        "quay_cuda_release: the memory is another process's, and was imported; it can "
+        "only be freed");
+  }
   const quay_cuda_memory memory = {.pointer = raw->as.cuda.pointer, .size = raw->size};
   QUAY_TRY(quay_raw_buffer_forget(raw));
   *out_memory = memory;

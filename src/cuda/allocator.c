@@ -35,9 +35,16 @@ static void count(quay__cuda *self, uint64_t delta) {
 /* Allocation. */
 
 static quay_status check_request(const quay__cuda *self, const quay_alloc_request *request) {
-  if (request->exportable) {
+  if (request->exportable && self->kind != QUAY_MEMORY_DEVICE) {
     return quay_error_set(QUAY_STATUS_UNSUPPORTED, "cuda", 0, NULL,
-                          "memory of the cuda backend can't be exported to another process");
+                          "%s memory can't be exported to another process; device memory can",
+                          quay_memory_kind_name(self->kind));
+  }
+  if (request->exportable && !self->device->can_share) {
+    return quay_error_set(QUAY_STATUS_UNSUPPORTED, "cuda", 0, NULL,
+                          "%s (%s) has no memory that can be exported to another process: it lacks "
+                          "virtual memory management with file descriptors",
+                          self->device->name, self->device->product);
   }
   if (request->mirror && self->kind != QUAY_MEMORY_DEVICE) {
     return quay_error_set(QUAY_STATUS_UNSUPPORTED, "cuda", 0, NULL,
@@ -49,6 +56,8 @@ static quay_status check_request(const quay__cuda *self, const quay_alloc_reques
 }
 
 static quay__cuda_how how_of(const quay__cuda *self, const quay_alloc_request *request) {
+  if (request->exportable)
+    return QUAY__CUDA_SHARED;
   switch (self->kind) {
   case QUAY_MEMORY_PINNED:
     return QUAY__CUDA_PINNED;
@@ -120,18 +129,28 @@ static void cuda_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_even
     quay__statistics_error(&allocator->statistics);
 }
 
+/* Why one call of the driver would not free the block; NULL if one does. */
+static const char *in_pieces(const quay__cuda_block *block, const quay_raw_buffer *raw) {
+  if (block->how == QUAY__CUDA_SHARED)
+    return "is exportable";
+  if (block->host_bytes != 0)
+    return "has a mirror";
+  if (block->pointer != raw->as.cuda.pointer)
+    return "was aligned to more than the driver's own 256 bytes";
+  return NULL;
+}
+
 static quay_status cuda_release(quay_allocator *allocator, quay_raw_buffer *raw,
                                 quay_host_memory *out_memory) {
   quay__cuda *const self = self_of(allocator);
   quay__cuda_block *const block = quay__cuda_block_of(raw);
   (void)out_memory; /* device memory is no host memory: quay_cuda_release() */
-  if (block->pointer != raw->as.cuda.pointer || block->host_bytes != 0) {
+  const char *const why = in_pieces(block, raw);
+  if (why != NULL) {
     return quay_error_set(QUAY_STATUS_UNSUPPORTED, "cuda", 0, NULL,
                           "memory that %s can't be released to the program: the driver would not "
                           "take it back in one piece",
-                          block->host_bytes != 0 ? "has a mirror"
-                                                 : "was aligned to more than the driver's own 256 "
-                                                   "bytes");
+                          why);
   }
   count(self, -block->bytes);
   quay__cuda_block_forget(self->device, block);

@@ -35,6 +35,11 @@ static quay__cu_result take(quay__cuda_device *device, const quay__cuda_block_re
     block->pointer = (quay__cu_pointer)(uintptr_t)block->host; /* one address space */
     return result;
   }
+  case QUAY__CUDA_SHARED:
+    return quay__cuda_share_take(device, request->alignment, block);
+  case QUAY__CUDA_IMPORTED: /* share.c makes these two itself */
+  case QUAY__CUDA_IPC:
+    break;
   }
   return QUAY__CU_NOT_SUPPORTED;
 }
@@ -108,13 +113,29 @@ static quay_status take_twin(quay__cuda_device *device, uint64_t bytes, quay__cu
 
 /* Giving back. */
 
-static quay__cu_result give_back(quay__cuda_device *device, const quay__cuda_block *block) {
+static quay__cu_result give_back_memory(quay__cuda_device *device, const quay__cuda_block *block) {
   const quay__cuda_api *const api = device->api;
+  switch (block->how) {
+  case QUAY__CUDA_PLAIN:
+  case QUAY__CUDA_ORDERED:
+  case QUAY__CUDA_MANAGED:
+    return api->cuMemFree(block->pointer);
+  case QUAY__CUDA_PINNED:
+    return api->cuMemFreeHost(block->host);
+  case QUAY__CUDA_SHARED:
+  case QUAY__CUDA_IMPORTED:
+    return quay__cuda_share_give_back(device, block);
+  case QUAY__CUDA_IPC:
+    return api->cuIpcCloseMemHandle(block->pointer);
+  }
+  return QUAY__CU_NOT_SUPPORTED;
+}
+
+static quay__cu_result give_back(quay__cuda_device *device, const quay__cuda_block *block) {
   quay__cu_result result = QUAY__CU_SUCCESS;
   if (block->host_bytes != 0) /* a twin */
-    result = api->cuMemFreeHost(block->host);
-  const quay__cu_result freed = block->how == QUAY__CUDA_PINNED ? api->cuMemFreeHost(block->host)
-                                                                : api->cuMemFree(block->pointer);
+    result = device->api->cuMemFreeHost(block->host);
+  const quay__cu_result freed = give_back_memory(device, block);
   return result != QUAY__CU_SUCCESS ? result : freed;
 }
 
@@ -140,7 +161,10 @@ static bool gone(const quay__cuda_device *device, const quay__cuda_block *block)
 
 /* Allocation. */
 
-static quay_status sizes_of(const quay__cuda_block_request *request, uint64_t *out_bytes) {
+static quay_status sizes_of(quay__cuda_device *device, const quay__cuda_block_request *request,
+                            uint64_t *out_bytes) {
+  if (request->how == QUAY__CUDA_SHARED)
+    return quay__cuda_share_size(device, request->size, out_bytes);
   const uint64_t extra =
       request->alignment > DRIVER_ALIGNMENT ? request->alignment - DRIVER_ALIGNMENT : 0;
   if (quay__add(quay__max(request->size, 1), extra, out_bytes))
@@ -154,7 +178,7 @@ quay_status quay__cuda_block_alloc(quay__cuda_device *device,
                                    const quay__cuda_block_request *request,
                                    quay__cuda_block **out_block) {
   uint64_t bytes;
-  QUAY_TRY(sizes_of(request, &bytes));
+  QUAY_TRY(sizes_of(device, request, &bytes));
   quay__cuda_block *const block = quay__os_calloc(1, sizeof *block);
   if (block == NULL)
     return quay__fail_out_of_memory(sizeof *block, "the record of an allocation");
@@ -284,6 +308,11 @@ bool quay__cuda_block_release(quay__cuda_device *device, quay__cuda_block *block
                               quay_event *const *pending, size_t count) {
   if (gone(device, block)) {
     quay__cuda_block_forget(device, block);
+    return true;
+  }
+  const bool idle = count == 0 && block->ready == NULL; /* the list needs nothing of the driver */
+  if (idle && block->how != QUAY__CUDA_ORDERED && quay__cuda_callable()) {
+    put_into_list(device, block);
     return true;
   }
   quay__error_state saved;

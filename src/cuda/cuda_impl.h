@@ -29,13 +29,17 @@ typedef struct quay__cuda_event {
 
 /* How a block was allocated. */
 typedef enum quay__cuda_how {
-  QUAY__CUDA_PLAIN,   /* cuMemAlloc */
-  QUAY__CUDA_ORDERED, /* cuMemAllocAsync */
-  QUAY__CUDA_PINNED,  /* cuMemHostAlloc */
-  QUAY__CUDA_MANAGED, /* cuMemAllocManaged */
+  QUAY__CUDA_PLAIN,    /* cuMemAlloc */
+  QUAY__CUDA_ORDERED,  /* cuMemAllocAsync */
+  QUAY__CUDA_PINNED,   /* cuMemHostAlloc */
+  QUAY__CUDA_MANAGED,  /* cuMemAllocManaged */
+  QUAY__CUDA_SHARED,   /* cuMemCreate, mapped: other processes can map it, too */
+  QUAY__CUDA_IMPORTED, /* the same, created by another process */
+  QUAY__CUDA_IPC,      /* cuIpcOpenMemHandle: another process's cuMemAlloc */
 } quay__cuda_how;
 
-/* What was taken from the driver for one raw buffer: quay_raw_cuda.handle. 0 for adopted memory. */
+/* What was taken from the driver for one raw buffer: quay_raw_cuda.handle. 0 for memory that was
+ * adopted by its address. */
 typedef struct quay__cuda_block {
   struct quay__cuda_block *next; /* in the list of released blocks */
   quay__cuda_how how;
@@ -47,6 +51,13 @@ typedef struct quay__cuda_block {
   /* ORDERED: after its allocation. In the list: after the last work on it; NULL: there is none. */
   quay__cuda_event *ready;
   atomic_bool is_ready; /* `ready` was seen to be done */
+  /* SHARED and IMPORTED: the memory, the addresses that it is mapped in, and as bits the ordinals
+   * of other devices that have access. */
+  quay__cu_memory memory;
+  quay__cu_pointer reserved_at;
+  uint64_t reserved_bytes;
+  atomic_uint_fast64_t reached;
+  struct quay__cuda_device *device; /* IMPORTED and IPC, for whoever frees it: not retained */
 } quay__cuda_block;
 
 /* What one blocking copy needs at a time: a stream and pinned memory. Kept in a list of the device,
@@ -68,6 +79,7 @@ typedef struct quay__cuda_device {
   quay__cu_context context;    /* primary, retained */
   quay__cu_stream free_stream; /* where memory is freed in order */
   bool has_pools;              /* cuMemAllocAsync can be used */
+  bool can_share;              /* memory with file descriptors for other processes */
   bool concurrent_managed;     /* the host may touch managed memory while the device works */
   uint64_t total_bytes;
   char name[32]; /* "cuda:0" */
@@ -176,6 +188,20 @@ void quay__cuda_blocks_drop(quay__cuda_device *device);
 /* Makes `stream` wait until stream-ordered memory is there. The context is current. */
 quay_status quay__cuda_block_order(quay__cuda_device *device, const quay_raw_buffer *raw,
                                    quay__cu_stream stream);
+
+/* share.c */
+
+/* The bytes that a block of `size` takes: whole pages of the device. The context is current. */
+quay_status quay__cuda_share_size(quay__cuda_device *device, uint64_t size, uint64_t *out_bytes);
+/* Creates and maps `block->bytes` of memory that other processes can map; gives it back. On failure
+ * nothing is left. The context is current. */
+quay__cu_result quay__cuda_share_take(quay__cuda_device *device, uint64_t alignment,
+                                      quay__cuda_block *block);
+quay__cu_result quay__cuda_share_give_back(quay__cuda_device *device,
+                                           const quay__cuda_block *block);
+/* Gives `device` access to mapped memory of another one; nothing to do for memory of other kinds.
+ */
+quay_status quay__cuda_share_reach(quay__cuda_device *device, const quay_raw_buffer *raw);
 
 /* lane.c */
 

@@ -114,6 +114,8 @@ static quay_status submit_ordered(const ends *of, quay__cuda_device *on, quay__c
                                   uint64_t size) {
   QUAY_TRY(quay__cuda_block_order(on, destination, stream));
   QUAY_TRY(quay__cuda_block_order(on, source, stream));
+  QUAY_TRY(quay__cuda_share_reach(on, destination));
+  QUAY_TRY(quay__cuda_share_reach(on, source));
   const quay__cu_result result =
       submit(of, on, stream, quay__cuda_at(destination, destination_offset),
              quay__cuda_at(source, source_offset), size);

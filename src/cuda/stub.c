@@ -55,6 +55,38 @@ quay_status quay_cuda_pointer(const quay_buffer *buffer, uint64_t *out_pointer) 
   return fail(__func__);
 }
 
+quay_status quay_cuda_export(quay_buffer *buffer, quay_cuda_shared *out_shared) {
+  (void)buffer;
+  if (out_shared != NULL)
+    *out_shared = (quay_cuda_shared){.file = -1};
+  return fail(__func__);
+}
+
+quay_status quay_cuda_import(quay_allocator *allocator, const quay_cuda_shared *shared,
+                             quay_raw_buffer *out_raw) {
+  (void)allocator;
+  (void)shared;
+  if (out_raw != NULL)
+    memset(out_raw, 0, sizeof *out_raw);
+  return fail(__func__);
+}
+
+quay_status quay_cuda_ipc_export(quay_buffer *buffer, quay_cuda_ipc *out_ipc) {
+  (void)buffer;
+  if (out_ipc != NULL)
+    memset(out_ipc, 0, sizeof *out_ipc);
+  return fail(__func__);
+}
+
+quay_status quay_cuda_ipc_import(quay_allocator *allocator, const quay_cuda_ipc *ipc,
+                                 quay_raw_buffer *out_raw) {
+  (void)allocator;
+  (void)ipc;
+  if (out_raw != NULL)
+    memset(out_raw, 0, sizeof *out_raw);
+  return fail(__func__);
+}
+
 quay_status quay_cuda_mirror_pointer(const quay_buffer *buffer, void **out_pointer) {
   (void)buffer;
   if (out_pointer != NULL)

@@ -153,7 +153,8 @@ Test(allocation, options_that_this_memory_cannot_have_are_unsupported) {
   const quay_alloc_options options[] = {{.mirror = true}, {.exportable = true}};
   quay_allocator *allocator = contract_open();
   for (size_t i = 0; i < CONTRACT_COUNT(options); i++) {
-    if (options[i].mirror && contract_target_of(allocator)->mirrors)
+    const contract_target *const target = contract_target_of(allocator);
+    if ((options[i].mirror && target->mirrors) || (options[i].exportable && target->exports))
       continue;
     quay_raw_buffer raw;
     CONTRACT_FAILS(quay_allocator_alloc(allocator, 100, &options[i], &raw),

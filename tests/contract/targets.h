@@ -21,6 +21,8 @@ typedef struct contract_target {
   const char *cannot[CONTRACT_ABILITY_COUNT];
   /* Its memory can have a twin on the host. */
   bool mirrors;
+  /* Its memory can be exported to another process, or some devices' can. */
+  bool exports;
   /* What an allocation of 2^62 bytes answers. */
   quay_status too_large;
 } contract_target;
@@ -61,6 +63,7 @@ static const contract_target contract_targets[] = {
         .cannot[CONTRACT_ADOPT] = "it is memory of a device; quay_cuda_adopt() takes pointers",
         .cannot[CONTRACT_RELEASE] = "it is memory of a device; quay_cuda_release() gives it away",
         .mirrors = true,
+        .exports = true,
         .too_large = QUAY_STATUS_OUT_OF_DEVICE_MEMORY,
     },
     {

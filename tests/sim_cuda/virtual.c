@@ -312,7 +312,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
     return sim_leave(CUDA_ERROR_INVALID_VALUE);
   const int file = fcntl((int)(intptr_t)shareable, F_DUPFD_CLOEXEC, 3);
   struct stat status;
-  if (file < 0 || fstat(file, &status) != 0 || !is_granular((uint64_t)status.st_size)) {
+  if (file < 0 || fstat(file, &status) != 0 || status.st_size == 0 ||
+      !is_granular((uint64_t)status.st_size)) {
     if (file >= 0)
       close(file);
     return sim_leave(CUDA_ERROR_INVALID_VALUE);

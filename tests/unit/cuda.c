@@ -1,116 +1,15 @@
 /* What the CUDA backend does beyond the contract of all backends, on the simulated driver:
  * contexts, frees, streams, capture, mirrors, adoption, loss, reset. Each test ends with a shutdown
  * that must leave nothing in the driver. */
-#include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <pthread.h>
-#include <quay/quay.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "cuda/error.h"
-#include "sim_cuda/control.h"
-#include "support/block.h"
-#include "support/status.h"
-
-/* The driver's own functions, as another library in the process would call them. */
-typedef struct raw_driver {
-  const simcuda_control *control;
-  int (*init)(unsigned flags);
-  int (*ctx_get)(void **context);
-  int (*ctx_push)(void *context);
-  int (*ctx_pop)(void **context);
-  int (*ctx_create)(void **context, unsigned flags, int device);
-  int (*ctx_destroy)(void *context);
-  int (*mem_alloc)(uint64_t *pointer, size_t size);
-  int (*mem_free)(uint64_t pointer);
-  int (*retain)(void **context, int device);
-  int (*release)(int device);
-  int (*stream_create)(void **stream, unsigned flags);
-  int (*stream_destroy)(void *stream);
-  int (*begin_capture)(void *stream, int mode);
-  int (*end_capture)(void *stream, void **graph);
-  int (*graph_destroy)(void *graph);
-} raw_driver;
-
-static raw_driver raw;
-
-static void find_driver(void) {
-  raw.control = simcuda_control_get();
-  cr_assert_not_null(raw.control, "the test needs the simulated driver");
-#define FIND(field, name) *(void **)(void *)&raw.field = dlsym(raw.control->library, name)
-  FIND(init, "cuInit");
-  FIND(ctx_get, "cuCtxGetCurrent");
-  FIND(ctx_push, "cuCtxPushCurrent_v2");
-  FIND(ctx_pop, "cuCtxPopCurrent_v2");
-  FIND(ctx_create, "cuCtxCreate_v2");
-  FIND(ctx_destroy, "cuCtxDestroy_v2");
-  FIND(mem_alloc, "cuMemAlloc_v2");
-  FIND(mem_free, "cuMemFree_v2");
-  FIND(retain, "cuDevicePrimaryCtxRetain");
-  FIND(release, "cuDevicePrimaryCtxRelease_v2");
-  FIND(stream_create, "cuStreamCreate");
-  FIND(stream_destroy, "cuStreamDestroy_v2");
-  FIND(begin_capture, "cuStreamBeginCapture_v2");
-  FIND(end_capture, "cuStreamEndCapture");
-  FIND(graph_destroy, "cuGraphDestroy");
-#undef FIND
-}
-
-static void setup(void) {
-  find_driver();
-  cr_assert_eq(raw.init(0), 0);
-}
-
-static void teardown(void) {
-  CHECK_OK(quay_shutdown());
-  simcuda_census left;
-  raw.control->count(&left);
-  cr_expect_eq(left.device_bytes, 0, "%llu bytes of device memory are left",
-               (unsigned long long)left.device_bytes);
-  cr_expect_eq(left.host_bytes, 0, "%llu bytes of pinned memory are left",
-               (unsigned long long)left.host_bytes);
-  cr_expect_eq(left.streams + left.events + left.retains, 0,
-               "%llu streams, %llu events, %llu retains are left", (unsigned long long)left.streams,
-               (unsigned long long)left.events, (unsigned long long)left.retains);
-  simcuda_violation violation = {.message = ""};
-  cr_expect_eq(raw.control->violations(&violation, 1), 0, "%s", violation.message);
-}
+#include "cuda_fixture.h"
 
 TestSuite(cuda, .init = setup, .fini = teardown);
 /* Tests in children, which a driver that has been started before the fork would not serve. */
 TestSuite(cuda_child, .init = find_driver);
-
-static quay_allocator *open_spec(const char *spec) {
-  quay_allocator *allocator = NULL;
-  CHECK_OK(quay_allocator_open(spec, &allocator));
-  return allocator;
-}
-
-static quay_buffer *make_buffer(quay_allocator *allocator, uint64_t size,
-                                const quay_alloc_options *options) {
-  const int64_t shape[] = {(int64_t)size};
-  quay_buffer *buffer = NULL;
-  CHECK_OK(quay_buffer_create(allocator, QUAY_U8, 1, shape, options, &buffer));
-  return buffer;
-}
-
-static void check_bytes(const quay_buffer *buffer, const void *expected) {
-  const uint64_t size = quay_buffer_size(buffer);
-  unsigned char *found = malloc(size);
-  CHECK_OK(quay_buffer_copy_out(buffer, found, size));
-  cr_assert_arr_eq(found, expected, size);
-  free(found);
-}
-
-static void *current_context(void) {
-  void *context = NULL;
-  cr_assert_eq(raw.ctx_get(&context), 0);
-  return context;
-}
 
 /* Contexts. */
 
@@ -562,14 +461,6 @@ Test(cuda, the_sticky_results_are_those_that_need_a_new_process) {
   cr_expect_eq(quay__cuda_status_of(900), QUAY_STATUS_UNSUPPORTED);
 }
 
-/* In a child: prints what does not hold. */
-static bool holds(bool condition, const char *what) {
-  if (!condition)
-    fprintf(stderr, "does not hold: %s; last error: %s\n", what, quay_last_error()->message);
-  return condition;
-}
-#define HOLDS(condition) holds((condition), #condition)
-
 static bool lost_with_first_message(quay_status status) {
   return status == QUAY_STATUS_DEVICE_LOST && quay_last_error()->native_code == 700 &&
          strstr(quay_last_error()->message, "start a new process") != NULL;
@@ -604,15 +495,6 @@ static bool loses_everything(void) {
   quay_allocator_release(allocator);
   quay_allocator_release(other);
   return good;
-}
-
-static bool succeeds_in_child(bool (*body)(void)) {
-  fflush(NULL);
-  const pid_t child = fork();
-  if (child == 0)
-    _exit(body() ? 0 : 1);
-  int status = 1;
-  return waitpid(child, &status, 0) == child && status == 0;
 }
 
 Test(cuda_child, a_fault_loses_all_devices_with_the_first_message_and_frees_call_nothing) {
@@ -685,14 +567,6 @@ static bool scenario(void) {
   free(bytes);
   free(found);
   return good;
-}
-
-static bool no_violations(void) {
-  simcuda_violation violation = {.message = ""};
-  const size_t count = raw.control->violations(&violation, 1);
-  if (count != 0)
-    fprintf(stderr, "%s\n", violation.message);
-  return HOLDS(count == 0);
 }
 
 static bool nothing_is_left(void) {

@@ -10,6 +10,10 @@
 #define quay_cuda_adopt             stub_adopt
 #define quay_cuda_release           stub_release
 #define quay_cuda_pointer           stub_pointer
+#define quay_cuda_export            stub_export
+#define quay_cuda_import            stub_import
+#define quay_cuda_ipc_export        stub_ipc_export
+#define quay_cuda_ipc_import        stub_ipc_import
 #define quay_cuda_mirror_pointer    stub_mirror_pointer
 #define quay_cuda_mirror_flush      stub_mirror_flush
 #define quay_cuda_mirror_invalidate stub_mirror_invalidate
@@ -62,6 +66,18 @@ Test(cuda_stub, every_function_of_the_header_that_can_fail_says_so) {
   cr_assert_eq(memory.pointer, 0);
   CHECK_NOT_BUILT_IN(quay_cuda_pointer(NULL, &pointer));
   cr_assert_eq(pointer, 0);
+  quay_cuda_shared shared = {.file = 7};
+  quay_cuda_ipc ipc = {.size = 7};
+  CHECK_NOT_BUILT_IN(quay_cuda_export(NULL, &shared));
+  cr_assert_eq(shared.file, -1);
+  raw.size = 7;
+  CHECK_NOT_BUILT_IN(quay_cuda_import(NULL, &shared, &raw));
+  cr_assert_eq(raw.size, 0);
+  CHECK_NOT_BUILT_IN(quay_cuda_ipc_export(NULL, &ipc));
+  cr_assert_eq(ipc.size, 0);
+  raw.size = 7;
+  CHECK_NOT_BUILT_IN(quay_cuda_ipc_import(NULL, &ipc, &raw));
+  cr_assert_eq(raw.size, 0);
   CHECK_NOT_BUILT_IN(quay_cuda_mirror_pointer(NULL, &twin));
   cr_assert_null(twin);
   CHECK_NOT_BUILT_IN(quay_cuda_mirror_flush(NULL));
