@@ -133,7 +133,7 @@ QUAY_API uint64_t quay_allocator_alignment(const quay_allocator *allocator);
  * Errors: INVALID_ARGUMENT (NULL, an alignment that is no power of two or above
  * QUAY_ALIGNMENT_MAX, a size above 2^63-1, a stream of another device); OUT_OF_HOST_MEMORY;
  * OUT_OF_DEVICE_MEMORY; LIMIT_EXCEEDED; IO (a file system is full: ENOSPC); UNSUPPORTED (an option
- * that this kind of memory can't have); DEVICE_LOST.
+ * that this kind of memory can't have, or a stream that captures a graph); DEVICE_LOST.
  * Ownership: the caller frees it with quay_raw_buffer_free() and keeps the allocator until then.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,

@@ -132,6 +132,11 @@ typedef struct quay_device_vtable {
   quay_status (*event_query)(quay_device *device, uint64_t event, bool *out_done);
   quay_status (*event_synchronize)(quay_device *device, uint64_t event);
   void (*event_destroy)(quay_device *device, uint64_t event);
+
+  /* Not of the group: whether work may be submitted to `stream` and recorded, asked before anything
+   * is. For streams that can be in a state of their own, as one that captures a graph is:
+   * UNSUPPORTED. Must not change that state. Default: it may. */
+  quay_status (*stream_check)(quay_device *device, uint64_t stream);
 } quay_device_vtable;
 
 typedef struct quay_device_desc {

@@ -99,9 +99,9 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_from(quay_buffer *destinati
 /* Copies `size` bytes from `source_offset` in the source window to `destination_offset` in the
  * destination window. `options` NULL means the defaults.
  * Further errors: OUT_OF_RANGE (either range reaches outside its window, also by wrapping around);
- * UNSUPPORTED (staging was forbidden and is needed); CANCELLED; INVALID_ARGUMENT (a stream that is
- * of neither side's device, nor of the host; max_staging_bytes from 1 to 4095); with a stream BUSY
- * (a conflicting access is open on another one). */
+ * UNSUPPORTED (staging was forbidden and is needed, or the stream captures a graph); CANCELLED;
+ * INVALID_ARGUMENT (a stream that is of neither side's device, nor of the host; max_staging_bytes
+ * from 1 to 4095); with a stream BUSY (a conflicting access is open on another one). */
 QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_region(quay_buffer *destination,
                                                             uint64_t destination_offset,
                                                             const quay_buffer *source,

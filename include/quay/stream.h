@@ -147,17 +147,32 @@ QUAY_API void quay_event_release(quay_event *event);
  * `stream` afterwards, then end the access. Uses may overlap each other within one access.
  * Errors: INVALID_ARGUMENT (NULL, no uses, a bad mode, a buffer that the stream's device can't
  * reach); NOT_ALLOCATED (reading a lazy buffer); READ_ONLY (writing a sealed storage); BUSY (a
- * conflicting access is open on another stream); STALE; DEVICE_LOST; those of
- * quay_allocator_alloc(). On error nothing is open and `*out_access` is zeroed.
+ * conflicting access is open on another stream); UNSUPPORTED (the stream captures a graph; see
+ * quay_access_begin_untracked()); STALE; DEVICE_LOST; those of quay_allocator_alloc(). On error
+ * nothing is open and `*out_access` is zeroed.
  * Thread-safety: any thread. The access is the caller's to synchronise. */
 QUAY_API QUAY_NODISCARD quay_status quay_access_begin(quay_stream *stream, const quay_use *uses,
                                                       size_t count, quay_access *out_access);
 
-/* Closes an access: records one event for all its uses and gives the storages back. To be called
- * after the launch, and after a launch that failed. A zeroed access is a no-op.
+/* Opens an access that does no more than give addresses: the buffers are checked, and their
+ * storages kept alive until the end, as quay_access_begin() does, but the stream waits for nothing
+ * and nothing is recorded. For a stream that captures a graph, where quay_access_begin() is
+ * refused. The graph holds the addresses: the program keeps the buffers as long as the graph can
+ * run, and brackets each launch of the graph with an ordinary access, which orders it. Conflicting
+ * accesses are not BUSY, and buffers can be sealed meanwhile.
+ * Errors: those of quay_access_begin() but for BUSY and UNSUPPORTED. On error nothing is open and
+ * `*out_access` is zeroed.
+ * Thread-safety: any thread. The access is the caller's to synchronise. */
+QUAY_API QUAY_NODISCARD quay_status quay_access_begin_untracked(quay_stream *stream,
+                                                                const quay_use *uses, size_t count,
+                                                                quay_access *out_access);
+
+/* Closes an access: records one event for all its uses (of an untracked one nothing) and gives the
+ * storages back. To be called after the launch, and after a launch that failed. A zeroed access is
+ * a no-op.
  * Errors: DEVICE_LOST; the access is closed all the same. INVALID_ARGUMENT (a copy of the access
- * that was opened; nothing is closed). Thread-safety: the access is the caller's to synchronise;
- * any thread. */
+ * that was opened; nothing is closed).
+ * Thread-safety: the access is the caller's to synchronise; any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_access_end(quay_access *access);
 
 /* The stream of the last recorded write that touches the window, or NULL if there is none or the

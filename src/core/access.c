@@ -17,6 +17,7 @@ enum {
   FIELD_SELF /* where the access was opened: a copy of it is none */
 };
 
+/* 0: nothing is recorded of it. */
 static uint64_t access_id(const quay_access *access) {
   return (uint64_t)(uintptr_t)access->reserved[FIELD_ID];
 }
@@ -116,13 +117,16 @@ static quay_status open_use(quay_access *access, const quay_use *use) {
   const size_t index = access->count;
   QUAY_TRY(find_address(buffer, &pointers_of(access)[index]));
   const quay__range range = {.offset = buffer->offset, .size = buffer->size, .mode = use->mode};
-  QUAY_TRY(quay__hazards_open(storage, &range, 1, access->stream, access_id(access), false));
+  if (access_id(access) != 0)
+    QUAY_TRY(quay__hazards_open(storage, &range, 1, access->stream, access_id(access), false));
   storages_of(access)[index] = quay__storage_retain(storage);
   access->count = index + 1;
   return QUAY_OK;
 }
 
 static quay_status order_use(const quay_access *access, const quay_use *use) {
+  if (access_id(access) == 0)
+    return QUAY_OK;
   const quay__range range = {
       .offset = use->buffer->offset, .size = use->buffer->size, .mode = use->mode};
   return quay__hazards_order(use->buffer->storage, &range, access->stream);
@@ -131,7 +135,7 @@ static quay_status order_use(const quay_access *access, const quay_use *use) {
 /* Closes what is open, with `event` recorded for it, and zeroes the access. */
 static void close_uses(quay_access *access, quay_event *event) {
   quay__storage **storages = storages_of(access);
-  for (size_t i = 0; i < access->count; i++)
+  for (size_t i = 0; i < access->count && access_id(access) != 0; i++)
     quay__hazards_close(storages[i], access_id(access), event);
   for (size_t i = 0; i < access->count; i++)
     quay__storage_release(storages[i]);
@@ -140,13 +144,7 @@ static void close_uses(quay_access *access, quay_event *event) {
   memset(access, 0, sizeof(*access));
 }
 
-quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t count,
-                              quay_access *out_access) {
-  QUAY__MARK_CALLER();
-  QUAY__REQUIRE(out_access);
-  memset(out_access, 0, sizeof(*out_access));
-  QUAY__REQUIRE(stream);
-  QUAY__REQUIRE(uses);
+static quay_status check_arguments(quay_stream *stream, const quay_use *uses, size_t count) {
   const size_t most = SIZE_MAX / (2 * sizeof(uint64_t));
   if (count == 0 || count > most) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
@@ -154,11 +152,16 @@ quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t 
                       count, most);
   }
   QUAY_TRY(quay__device_check(stream->device));
-  QUAY_TRY(check_uses(stream, uses, count));
+  return check_uses(stream, uses, count);
+}
+
+/* With arguments that have been checked. */
+static quay_status begin(quay_stream *stream, const quay_use *uses, size_t count, uint64_t id,
+                         quay_access *out_access) {
   QUAY_TRY(make_room(out_access, count));
   out_access->stream = quay_stream_retain(stream);
   out_access->reserved[FIELD_SELF] = out_access;
-  out_access->reserved[FIELD_ID] = (void *)(uintptr_t)quay__next_id();
+  out_access->reserved[FIELD_ID] = (void *)(uintptr_t)id;
   quay_status status = QUAY_OK;
   for (size_t i = 0; i < count && status == QUAY_OK; i++)
     status = open_use(out_access, &uses[i]);
@@ -175,6 +178,29 @@ quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t 
   return QUAY_OK;
 }
 
+quay_status quay_access_begin(quay_stream *stream, const quay_use *uses, size_t count,
+                              quay_access *out_access) {
+  QUAY__MARK_CALLER();
+  QUAY__REQUIRE(out_access);
+  memset(out_access, 0, sizeof(*out_access));
+  QUAY__REQUIRE(stream);
+  QUAY__REQUIRE(uses);
+  QUAY_TRY(check_arguments(stream, uses, count));
+  QUAY_TRY(quay__stream_check(stream));
+  return begin(stream, uses, count, quay__next_id(), out_access);
+}
+
+quay_status quay_access_begin_untracked(quay_stream *stream, const quay_use *uses, size_t count,
+                                        quay_access *out_access) {
+  QUAY__MARK_CALLER();
+  QUAY__REQUIRE(out_access);
+  memset(out_access, 0, sizeof(*out_access));
+  QUAY__REQUIRE(stream);
+  QUAY__REQUIRE(uses);
+  QUAY_TRY(check_arguments(stream, uses, count));
+  return begin(stream, uses, count, 0, out_access);
+}
+
 /* One event for all uses. */
 quay_status quay_access_end(quay_access *access) {
   QUAY__REQUIRE(access);
@@ -187,7 +213,8 @@ quay_status quay_access_end(quay_access *access) {
         "the one that quay_access_begin() filled in");
   }
   quay_event *event = NULL;
-  const quay_status status = quay__event_record_or_wait(access->stream, &event);
+  const quay_status status =
+      access_id(access) != 0 ? quay__event_record_or_wait(access->stream, &event) : QUAY_OK;
   quay__error_shield();
   close_uses(access, event);
   quay_event_release(event);

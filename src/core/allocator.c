@@ -9,6 +9,7 @@
 #include "core/lifecycle.h"
 #include "core/os.h"
 #include "core/storage.h"
+#include "core/stream_impl.h"
 #include "core/vtable.h"
 #include "layers/forward.h"
 
@@ -280,6 +281,8 @@ quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t s
                       quay_device_name(quay_stream_device(options->stream)), allocator->spec,
                       allocator->device->name);
   }
+  if (options->stream != NULL)
+    QUAY_TRY(quay__stream_check(options->stream));
   *out_request = (quay_alloc_request){
       .size = size,
       .alignment = quay__max(options->alignment, allocator->alignment),

@@ -11,6 +11,7 @@
 #include "core/hazard.h"
 #include "core/host_copy.h"
 #include "core/storage.h"
+#include "core/stream_impl.h"
 #include "core/thread.h"
 
 /* Staging with less would move bytes one by one. */
@@ -177,6 +178,8 @@ static quay_status copy_slowly(quay_buffer *destination, uint64_t destination_of
                                const quay_buffer *source, uint64_t source_offset, uint64_t size,
                                const quay_copy_options *options) {
   QUAY_TRY(quay__storage_check_readable(source->storage));
+  if (options != NULL && options->stream != NULL && size != 0)
+    QUAY_TRY(quay__stream_check(options->stream));
   QUAY_TRY(quay__storage_make_writable(destination->storage));
   if (size == 0)
     return QUAY_OK;
@@ -310,6 +313,8 @@ quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_
 static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t pattern_size,
                                quay_stream *stream) {
   quay__storage *storage = buffer->storage;
+  if (stream != NULL && buffer->size != 0)
+    QUAY_TRY(quay__stream_check(stream));
   QUAY_TRY(quay__storage_make_writable(storage));
   if (buffer->size == 0)
     return QUAY_OK;

@@ -141,6 +141,11 @@ quay_status quay_stream_synchronize(quay_stream *stream) {
   return device->vtable.stream_synchronize(device, stream->native);
 }
 
+quay_status quay__stream_check(quay_stream *stream) {
+  QUAY_TRY(quay__device_check(stream->device));
+  return stream->device->vtable.stream_check(stream->device, stream->native);
+}
+
 bool quay__stream_can_wait(const quay_stream *stream, const quay_event *event) {
   return stream->device == event->device ||
          (stream->device->has_streams && event->device->has_streams &&

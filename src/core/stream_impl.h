@@ -39,6 +39,10 @@ static inline bool quay__event_covers(const quay_event *later, const quay_event 
   return later == earlier || later->begin > earlier->end;
 }
 
+/* Whether work may be submitted to the stream and recorded: UNSUPPORTED while it captures a graph.
+ * Asked before anything is touched. */
+quay_status quay__stream_check(quay_stream *stream);
+
 /* Records an event; where there is none to be had, the stream is waited for instead and
  * `*out_event` is NULL, as on a device without streams. */
 quay_status quay__event_record_or_wait(quay_stream *stream, quay_event **out_event);

@@ -189,6 +189,12 @@ static quay_status already_done(quay_device *device) {
   return QUAY_OK;
 }
 
+static quay_status always_ready(quay_device *device, uint64_t stream) {
+  (void)device;
+  (void)stream;
+  return QUAY_OK;
+}
+
 void quay__device_vtable_fill(quay_device_vtable *vtable) {
   if (vtable->memory_info == NULL)
     vtable->memory_info = no_memory_info;
@@ -196,6 +202,8 @@ void quay__device_vtable_fill(quay_device_vtable *vtable) {
     vtable->synchronize = already_done;
   if (vtable->reset == NULL)
     vtable->reset = no_reset;
+  if (vtable->stream_check == NULL)
+    vtable->stream_check = always_ready;
 }
 
 /* Defaults of an allocator. */

@@ -12,6 +12,7 @@ enum {
 
 manual_calls manual;
 atomic_uint manual_fail_allocs, manual_fail_copies, manual_alloc_delay;
+atomic_bool manual_capturing;
 
 static atomic_uint streams_made, events_made;
 static atomic_bool event_done[EVENTS_MAX];
@@ -261,6 +262,14 @@ static void manual_event_destroy(quay_device *device, uint64_t event) {
   atomic_fetch_add(&manual.event_destroy, 1);
 }
 
+static quay_status manual_stream_check(quay_device *device, uint64_t stream) {
+  (void)device;
+  (void)stream;
+  if (!atomic_load(&manual_capturing))
+    return QUAY_OK;
+  return quay_error_set(QUAY_STATUS_UNSUPPORTED, "manual", 0, NULL, "the stream is capturing");
+}
+
 static void nothing_to_destroy(void *self) {
   (void)self;
 }
@@ -279,6 +288,7 @@ static quay_device *open_device(const manual_options *options, const char *backe
     vtable.event_query = manual_event_query;
     vtable.event_synchronize = manual_event_synchronize;
     vtable.event_destroy = manual_event_destroy;
+    vtable.stream_check = manual_stream_check;
   }
   char name[48];
   (void)snprintf(name, sizeof(name), "%s:0", backend);

@@ -42,6 +42,8 @@ extern manual_calls manual;
 extern atomic_uint manual_fail_allocs;
 /* The next so many copies fail with IO. */
 extern atomic_uint manual_fail_copies;
+/* Its streams take nothing that would be recorded, as if they captured a graph. */
+extern atomic_bool manual_capturing;
 /* Milliseconds that an allocation takes. */
 extern atomic_uint manual_alloc_delay;
 
