@@ -180,7 +180,12 @@ QUAY_API QUAY_NODISCARD quay_status quay_cuda_device_uuid(const quay_device *dev
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_cuda_health(quay_device *device, quay_health *out_health);
 
-/* Streams. */
+/* Streams. A stream that captures a graph takes no copies, accesses, allocations and events of
+ * Quay's, which answer UNSUPPORTED and leave the capture as it is; quay_access_begin_untracked()
+ * gives the pointers that the graph is made of. Other calls do the capture no harm, whichever
+ * thread makes them, but for those that the driver forbids meanwhile: waiting for the whole device,
+ * and its reset.
+ */
 
 /* quay_stream_wrap() on the device cuda:`index`. `stream` is a CUstream of its primary context (the
  * one that the CUDA runtime uses); 0 or 1 is the legacy default stream, 2 the calling thread's

@@ -89,8 +89,8 @@ static void describe(const quay__cuda *self, const quay_alloc_request *request,
   };
 }
 
-static quay_status alloc_entered(quay__cuda *self, const quay_alloc_request *request,
-                                 quay__cuda_block **out_block) {
+static quay_status alloc_entered(quay__cuda *self, quay__cuda_scope *scope,
+                                 const quay_alloc_request *request, quay__cuda_block **out_block) {
   quay__cuda_block_request wanted = {
       .how = how_of(self, request),
       .size = request->size,
@@ -101,7 +101,7 @@ static quay_status alloc_entered(quay__cuda *self, const quay_alloc_request *req
     QUAY_TRY(
         quay__cuda_stream_use(self->device, quay_stream_native(request->stream), &wanted.stream));
   }
-  return quay__cuda_block_alloc(self->device, &wanted, out_block);
+  return quay__cuda_block_alloc(scope, &wanted, out_block);
 }
 
 static quay_status cuda_alloc(quay_allocator *allocator, const quay_alloc_request *request,
@@ -109,9 +109,9 @@ static quay_status cuda_alloc(quay_allocator *allocator, const quay_alloc_reques
   quay__cuda *const self = self_of(allocator);
   QUAY_TRY(check_request(self, request));
   quay__cuda_scope scope;
-  QUAY_TRY(quay__cuda_enter(self->device, true, &scope));
+  QUAY_TRY(quay__cuda_enter(self->device, false, &scope));
   quay__cuda_block *block = NULL;
-  const quay_status status = alloc_entered(self, request, &block);
+  const quay_status status = alloc_entered(self, &scope, request, &block);
   quay__cuda_leave(&scope);
   if (status != QUAY_OK)
     return status;

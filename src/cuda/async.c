@@ -14,10 +14,10 @@ static quay_status begin(quay_allocator *allocator, const quay_raw_buffer *raw, 
                          submission *out_submission) {
   quay__cuda_device *const device = quay__cuda_of(allocator)->device;
   out_submission->device = device;
-  QUAY_TRY(quay__cuda_enter(device, true, &out_submission->scope));
+  QUAY_TRY(quay__cuda_enter(device, false, &out_submission->scope));
   quay_status status = quay__cuda_stream_use(device, stream, &out_submission->stream);
   if (status == QUAY_OK)
-    status = quay__cuda_block_order(device, raw, out_submission->stream);
+    status = quay__cuda_block_order(&out_submission->scope, raw, out_submission->stream);
   if (status != QUAY_OK)
     quay__cuda_leave(&out_submission->scope);
   return status;
@@ -44,7 +44,7 @@ static quay_status give_back(const submission *ended, quay__cuda_lane *lane, qua
   return status;
 }
 
-static quay_status upload(const submission *to, quay__cu_pointer destination, const void *source,
+static quay_status upload(submission *to, quay__cu_pointer destination, const void *source,
                           uint64_t size) {
   quay__cuda_device *const device = to->device;
   if (quay__cuda_is_pinned(device, source, size)) {
@@ -52,12 +52,13 @@ static quay_status upload(const submission *to, quay__cu_pointer destination, co
                  "copying host memory to");
   }
   quay__cuda_lane *lane;
+  QUAY_TRY(quay__cuda_relax(&to->scope));
   QUAY_TRY(quay__cuda_lane_take(device, &lane));
   const quay_status status = quay__cuda_upload(device, lane, to->stream, destination, source, size);
   return give_back(to, lane, status);
 }
 
-static quay_status download(const submission *from, quay__cu_pointer source, void *destination,
+static quay_status download(submission *from, quay__cu_pointer source, void *destination,
                             uint64_t size) {
   quay__cuda_device *const device = from->device;
   if (quay__cuda_is_pinned(device, destination, size)) {
@@ -65,6 +66,7 @@ static quay_status download(const submission *from, quay__cu_pointer source, voi
                  "copying to host memory from");
   }
   quay__cuda_lane *lane;
+  QUAY_TRY(quay__cuda_relax(&from->scope));
   QUAY_TRY(quay__cuda_lane_take(device, &lane));
   const quay_status status =
       quay__cuda_download(device, lane, from->stream, source, destination, size);
@@ -110,7 +112,7 @@ quay_status quay__cuda_copy_within_async(quay_allocator *allocator, quay_raw_buf
                                          uint64_t source_offset, uint64_t size, uint64_t stream) {
   submission copy;
   QUAY_TRY(begin(allocator, destination, stream, &copy));
-  quay_status status = quay__cuda_block_order(copy.device, source, copy.stream);
+  quay_status status = quay__cuda_block_order(&copy.scope, source, copy.stream);
   if (status == QUAY_OK) {
     status = submit_move(&copy, quay__cuda_at(destination, destination_offset),
                          quay__cuda_at(source, source_offset), size);

@@ -85,24 +85,30 @@ static void make_room(quay__cuda_device *device) {
     (void)api->cuMemPoolTrimTo(pool, 0);
 }
 
-static quay_status take_memory(quay__cuda_device *device, const quay__cuda_block_request *request,
+static quay_status take_memory(quay__cuda_scope *scope, const quay__cuda_block_request *request,
                                quay__cuda_block *block) {
+  quay__cuda_device *const device = scope->device;
   /* What can never fit is not asked for: some drivers call that an invalid value. */
   const bool hopeless = request->how != QUAY__CUDA_PINNED && request->how != QUAY__CUDA_MANAGED &&
                         block->bytes > device->total_bytes;
   if (hopeless)
     return fail_take(device, request, QUAY__CU_OUT_OF_MEMORY, block->bytes);
-  if (request->how != QUAY__CUDA_ORDERED)
+  if (request->how != QUAY__CUDA_ORDERED) {
+    QUAY_TRY(quay__cuda_relax(scope));
     (void)quay__cuda_blocks_collect(device, false);
+  }
   quay__cu_result result = take(device, request, block);
   if (result == QUAY__CU_OUT_OF_MEMORY) {
+    QUAY_TRY(quay__cuda_relax(scope));
     make_room(device);
     result = take(device, request, block);
   }
   return result == QUAY__CU_SUCCESS ? QUAY_OK : fail_take(device, request, result, block->bytes);
 }
 
-static quay_status take_twin(quay__cuda_device *device, uint64_t bytes, quay__cuda_block *block) {
+static quay_status take_twin(quay__cuda_scope *scope, uint64_t bytes, quay__cuda_block *block) {
+  quay__cuda_device *const device = scope->device;
+  QUAY_TRY(quay__cuda_relax(scope));
   const quay__cu_result result =
       device->api->cuMemHostAlloc(&block->host, bytes, QUAY__CU_MEMHOSTALLOC_PORTABLE);
   if (result != QUAY__CU_SUCCESS)
@@ -174,9 +180,9 @@ static quay_status sizes_of(quay__cuda_device *device, const quay__cuda_block_re
                         (unsigned long long)request->size, (unsigned long long)request->alignment);
 }
 
-quay_status quay__cuda_block_alloc(quay__cuda_device *device,
-                                   const quay__cuda_block_request *request,
+quay_status quay__cuda_block_alloc(quay__cuda_scope *scope, const quay__cuda_block_request *request,
                                    quay__cuda_block **out_block) {
+  quay__cuda_device *const device = scope->device;
   uint64_t bytes;
   QUAY_TRY(sizes_of(device, request, &bytes));
   quay__cuda_block *const block = quay__os_calloc(1, sizeof *block);
@@ -186,18 +192,19 @@ quay_status quay__cuda_block_alloc(quay__cuda_device *device,
   block->bytes = bytes;
   block->generation = quay__device_generation(device->device);
   atomic_init(&block->is_ready, request->how != QUAY__CUDA_ORDERED);
-  quay_status status = take_memory(device, request, block);
+  quay_status status = take_memory(scope, request, block);
   if (status != QUAY_OK) {
     quay__os_free(block);
     return status;
   }
   if (request->mirror)
-    status = take_twin(device, quay__max(request->size, 1), block);
+    status = take_twin(scope, quay__max(request->size, 1), block);
   if (status == QUAY_OK && request->how == QUAY__CUDA_ORDERED)
     status = quay__cuda_event_take(device, request->stream, &block->ready);
   if (status != QUAY_OK) {
     quay__error_state saved;
     quay__error_save(&saved);
+    (void)quay__cuda_relax(scope);
     (void)end_block(device, block);
     quay__error_restore(&saved);
     return status;
@@ -206,11 +213,13 @@ quay_status quay__cuda_block_alloc(quay__cuda_device *device,
   return QUAY_OK;
 }
 
-quay_status quay__cuda_block_order(quay__cuda_device *device, const quay_raw_buffer *raw,
+quay_status quay__cuda_block_order(quay__cuda_scope *scope, const quay_raw_buffer *raw,
                                    quay__cu_stream stream) {
+  quay__cuda_device *const device = scope->device;
   quay__cuda_block *const block = quay__cuda_block_of(raw);
   if (block == NULL || atomic_load_explicit(&block->is_ready, memory_order_acquire))
     return QUAY_OK;
+  QUAY_TRY(quay__cuda_relax(scope));
   const quay__cu_result state = device->api->cuEventQuery(block->ready->handle);
   if (state == QUAY__CU_SUCCESS) {
     atomic_store_explicit(&block->is_ready, true, memory_order_release);
@@ -319,7 +328,7 @@ bool quay__cuda_block_release(quay__cuda_device *device, quay__cuda_block *block
   quay__error_save(&saved);
   quay__cuda_scope scope;
   bool released = false;
-  if (quay__cuda_enter(device, true, &scope) == QUAY_OK) {
+  if (quay__cuda_enter(device, false, &scope) == QUAY_OK) {
     released = release(device, block, pending, count);
     quay__cuda_leave(&scope);
   } else {

@@ -1,5 +1,12 @@
 /* The current context: a device's own around each of Quay's calls, the program's before and after
- * it. */
+ * it.
+ *
+ * While a stream captures a graph, here or in another thread, the driver forbids some calls, which
+ * can spoil the capture: those that may wait for the device, or find out how far it is. Quay's own
+ * have nothing to do with the graph and are made in relaxed mode, in which they are allowed. The
+ * driver tells nobody whether anything captures, and any thread may begin to at any time: so mode
+ * is changed for just those calls, and submitting work, recording, and memory in the order of a
+ * stream do without. */
 #include "core/error.h"
 #include "cuda/cuda_impl.h"
 
@@ -13,19 +20,25 @@ quay_status quay__cuda_enter(quay__cuda_device *device, bool relaxed, quay__cuda
   *out_scope = (quay__cuda_scope){
       .device = device,
       .capture_mode = QUAY__CU_CAPTURE_MODE_RELAXED,
-      .relaxed = relaxed,
   };
-  if (!relaxed)
-    return QUAY_OK;
-  const quay__cu_result exchanged =
-      api->cuThreadExchangeStreamCaptureMode(&out_scope->capture_mode);
-  if (exchanged == QUAY__CU_SUCCESS)
-    return QUAY_OK;
-  out_scope->relaxed = false;
-  const quay_status status = quay__cuda_fail(
-      device, exchanged, "the thread's capture mode can't be changed on %s", device->name);
-  quay__cuda_leave(out_scope);
+  const quay_status status = relaxed ? quay__cuda_relax(out_scope) : QUAY_OK;
+  if (status != QUAY_OK)
+    quay__cuda_leave(out_scope);
   return status;
+}
+
+quay_status quay__cuda_relax(quay__cuda_scope *scope) {
+  if (scope->relaxed)
+    return QUAY_OK;
+  quay__cuda_device *const device = scope->device;
+  const quay__cu_result result =
+      device->api->cuThreadExchangeStreamCaptureMode(&scope->capture_mode);
+  if (result != QUAY__CU_SUCCESS) {
+    return quay__cuda_fail(device, result, "the thread's capture mode can't be changed on %s",
+                           device->name);
+  }
+  scope->relaxed = true;
+  return QUAY_OK;
 }
 
 void quay__cuda_leave(const quay__cuda_scope *scope) {

@@ -23,7 +23,7 @@ static quay_status begin(quay__cuda_device *device, const quay_raw_buffer *raw, 
   QUAY_TRY(quay__cuda_enter(device, true, &out_job->scope));
   quay_status status = quay__cuda_lane_take(device, &out_job->lane);
   if (status == QUAY_OK) {
-    status = quay__cuda_block_order(device, raw, out_job->lane->stream);
+    status = quay__cuda_block_order(&out_job->scope, raw, out_job->lane->stream);
     if (status != QUAY_OK)
       quay__cuda_lane_give_back(device, out_job->lane);
   }
@@ -236,7 +236,7 @@ quay_status quay__cuda_copy_within(quay_allocator *allocator, quay_raw_buffer *d
   quay__cuda_device *const device = quay__cuda_of(allocator)->device;
   job copy;
   QUAY_TRY(begin(device, destination, &copy));
-  quay_status status = quay__cuda_block_order(device, source, copy.lane->stream);
+  quay_status status = quay__cuda_block_order(&copy.scope, source, copy.lane->stream);
   if (status == QUAY_OK) {
     status = move(&copy, quay__cuda_at(destination, destination_offset),
                   quay__cuda_at(source, source_offset), size);

@@ -110,7 +110,8 @@ typedef struct quay__cuda {
 /* context.c */
 
 /* The device's context is current between enter and leave, and what was current before is so again
- * afterwards. With `relaxed` calls are allowed that a capture of the program's would forbid. */
+ * afterwards. With `relaxed`, or after relax, calls are allowed that a capture of the program's
+ * would forbid. */
 typedef struct quay__cuda_scope {
   quay__cuda_device *device;
   int capture_mode; /* the thread's own */
@@ -118,6 +119,7 @@ typedef struct quay__cuda_scope {
 } quay__cuda_scope;
 
 quay_status quay__cuda_enter(quay__cuda_device *device, bool relaxed, quay__cuda_scope *out_scope);
+quay_status quay__cuda_relax(quay__cuda_scope *scope);
 /* Keeps the thread's error. */
 void quay__cuda_leave(const quay__cuda_scope *scope);
 
@@ -144,6 +146,7 @@ uint64_t quay__cuda_stream_native(uint64_t stream);
 quay_status quay__cuda_stream_create(quay_device *quay, const quay_stream_options *options,
                                      uint64_t *out_stream);
 quay_status quay__cuda_stream_wrap(quay_device *quay, uint64_t native, uint64_t *out_stream);
+quay_status quay__cuda_stream_check(quay_device *quay, uint64_t stream);
 void quay__cuda_stream_destroy(quay_device *quay, uint64_t stream, bool wrapped);
 quay_status quay__cuda_stream_synchronize(quay_device *quay, uint64_t stream);
 quay_status quay__cuda_stream_wait(quay_device *quay, uint64_t stream, quay_device *event_device,
@@ -170,9 +173,8 @@ typedef struct quay__cuda_block_request {
   quay__cu_stream stream; /* ORDERED: in whose order */
 } quay__cuda_block_request;
 
-/* Takes memory from the driver. The context is current. */
-quay_status quay__cuda_block_alloc(quay__cuda_device *device,
-                                   const quay__cuda_block_request *request,
+/* Takes memory from the driver. */
+quay_status quay__cuda_block_alloc(quay__cuda_scope *scope, const quay__cuda_block_request *request,
                                    quay__cuda_block **out_block);
 /* Gives it back, once the work that `pending` stands for is done. Does not wait for that. False if
  * the memory is lost, which has been logged. */
@@ -185,8 +187,8 @@ void quay__cuda_block_forget(quay__cuda_device *device, quay__cuda_block *block)
 uint64_t quay__cuda_blocks_collect(quay__cuda_device *device, bool wait);
 /* Forgets the released blocks: their context is gone. */
 void quay__cuda_blocks_drop(quay__cuda_device *device);
-/* Makes `stream` wait until stream-ordered memory is there. The context is current. */
-quay_status quay__cuda_block_order(quay__cuda_device *device, const quay_raw_buffer *raw,
+/* Makes `stream` wait until stream-ordered memory is there. */
+quay_status quay__cuda_block_order(quay__cuda_scope *scope, const quay_raw_buffer *raw,
                                    quay__cu_stream stream);
 
 /* share.c */
@@ -199,9 +201,9 @@ quay__cu_result quay__cuda_share_take(quay__cuda_device *device, uint64_t alignm
                                       quay__cuda_block *block);
 quay__cu_result quay__cuda_share_give_back(quay__cuda_device *device,
                                            const quay__cuda_block *block);
-/* Gives `device` access to mapped memory of another one; nothing to do for memory of other kinds.
+/* Gives the device access to mapped memory of another one; nothing to do for memory of other kinds.
  */
-quay_status quay__cuda_share_reach(quay__cuda_device *device, const quay_raw_buffer *raw);
+quay_status quay__cuda_share_reach(quay__cuda_scope *scope, const quay_raw_buffer *raw);
 
 /* lane.c */
 

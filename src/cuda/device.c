@@ -146,6 +146,7 @@ static const quay_device_vtable vtable = {
     .event_query = quay__cuda_event_query,
     .event_synchronize = quay__cuda_event_synchronize,
     .event_destroy = quay__cuda_event_destroy,
+    .stream_check = quay__cuda_stream_check,
 };
 
 /* Making one. Called with QUAY__LOCK_CUDA held: nothing here may mark devices lost. */

@@ -108,14 +108,15 @@ static quay__cu_result submit(const ends *of, quay__cuda_device *on, quay__cu_st
                                 of->source->device->context, size, stream);
 }
 
-static quay_status submit_ordered(const ends *of, quay__cuda_device *on, quay__cu_stream stream,
+static quay_status submit_ordered(const ends *of, quay__cuda_scope *scope, quay__cu_stream stream,
                                   const quay_raw_buffer *destination, uint64_t destination_offset,
                                   const quay_raw_buffer *source, uint64_t source_offset,
                                   uint64_t size) {
-  QUAY_TRY(quay__cuda_block_order(on, destination, stream));
-  QUAY_TRY(quay__cuda_block_order(on, source, stream));
-  QUAY_TRY(quay__cuda_share_reach(on, destination));
-  QUAY_TRY(quay__cuda_share_reach(on, source));
+  quay__cuda_device *const on = scope->device;
+  QUAY_TRY(quay__cuda_block_order(scope, destination, stream));
+  QUAY_TRY(quay__cuda_block_order(scope, source, stream));
+  QUAY_TRY(quay__cuda_share_reach(scope, destination));
+  QUAY_TRY(quay__cuda_share_reach(scope, source));
   const quay__cu_result result =
       submit(of, on, stream, quay__cuda_at(destination, destination_offset),
              quay__cuda_at(source, source_offset), size);
@@ -145,7 +146,7 @@ quay_status quay__cuda_copy_across(quay_allocator *allocator, quay_raw_buffer *d
   quay__cuda_lane *lane;
   quay_status status = quay__cuda_lane_take(on, &lane);
   if (status == QUAY_OK) {
-    status = submit_ordered(&of, on, lane->stream, destination, destination_offset, source,
+    status = submit_ordered(&of, &scope, lane->stream, destination, destination_offset, source,
                             source_offset, size);
     const quay__cu_result result = quay__cuda_settle(on, lane->stream);
     if (status == QUAY_OK && result != QUAY__CU_SUCCESS) {
@@ -181,12 +182,12 @@ quay_status quay__cuda_copy_across_async(quay_allocator *allocator, quay_raw_buf
                                   size);
   }
   quay__cuda_scope scope;
-  QUAY_TRY(quay__cuda_enter(on, true, &scope));
+  QUAY_TRY(quay__cuda_enter(on, false, &scope));
   quay__cu_stream handle;
   quay_status status = quay__cuda_stream_use(on, stream, &handle);
   if (status == QUAY_OK) {
-    status = submit_ordered(&of, on, handle, destination, destination_offset, source, source_offset,
-                            size);
+    status = submit_ordered(&of, &scope, handle, destination, destination_offset, source,
+                            source_offset, size);
   }
   quay__cuda_leave(&scope);
   return status;

@@ -124,13 +124,15 @@ static bool is_mapped(const quay__cuda_block *block) {
   return block != NULL && (block->how == QUAY__CUDA_SHARED || block->how == QUAY__CUDA_IMPORTED);
 }
 
-quay_status quay__cuda_share_reach(quay__cuda_device *device, const quay_raw_buffer *raw) {
+quay_status quay__cuda_share_reach(quay__cuda_scope *scope, const quay_raw_buffer *raw) {
+  quay__cuda_device *const device = scope->device;
   quay__cuda_block *const block = quay__cuda_block_of(raw);
   if (!is_mapped(block) || raw->as.cuda.device == device->ordinal)
     return QUAY_OK;
   const uint64_t bit = UINT64_C(1) << (unsigned)device->ordinal;
   if ((atomic_load_explicit(&block->reached, memory_order_acquire) & bit) != 0)
     return QUAY_OK;
+  QUAY_TRY(quay__cuda_relax(scope));
   const quay__cu_result result = set_access(device, block);
   if (result != QUAY__CU_SUCCESS) {
     return quay__cuda_fail(device, result,

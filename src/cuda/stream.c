@@ -51,11 +51,13 @@ static quay_status check_capture(quay__cuda_device *device, quay__cu_stream stre
     return quay__cuda_fail(device, result, "a stream of %s can't be used", device->name);
   if (capture == QUAY__CU_CAPTURE_STATUS_NONE)
     return QUAY_OK;
-  return quay_error_set(QUAY_STATUS_UNSUPPORTED, "cuda", QUAY__CU_CAPTURE_UNSUPPORTED,
-                        "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
-                        "the stream on %s is capturing a graph, which Quay's copies, allocations "
-                        "and accesses can't be part of; end the capture first",
-                        device->name);
+  return quay_error_set(
+      QUAY_STATUS_UNSUPPORTED, "cuda", QUAY__CU_CAPTURE_UNSUPPORTED,
+      "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED",
+      "the stream on %s is capturing a graph, which Quay's copies, allocations "
+      "and accesses can't be part of; end the capture first, or open the access with "
+      "quay_access_begin_untracked()",
+      device->name);
 }
 
 quay_status quay__cuda_stream_use(quay__cuda_device *device, uint64_t stream,
@@ -73,6 +75,14 @@ static quay_status enter_with(quay__cuda_device *device, bool relaxed, uint64_t 
   if (status != QUAY_OK)
     quay__cuda_leave(out_scope);
   return status;
+}
+
+quay_status quay__cuda_stream_check(quay_device *quay, uint64_t stream) {
+  quay__cuda_scope scope;
+  quay__cu_stream handle = NULL;
+  QUAY_TRY(enter_with(quay__cuda_device_of(quay), false, stream, &scope, &handle));
+  quay__cuda_leave(&scope);
+  return QUAY_OK;
 }
 
 /* Streams. */
