@@ -52,10 +52,10 @@ QUAY_BEGIN_DECLS
  * are fine; NULL: the default one) becomes the owner, must outlive the raw buffer and does not
  * count the memory. `release` (may be NULL) is called once when it is freed, after all recorded
  * work on it is done, with the pointer as its `memory`. On error nothing is taken over.
- * Errors: INVALID_ARGUMENT (NULL, a pointer of 0 or a range that wraps around, memory of another
- * device or kind or that the driver does not know); OUT_OF_RANGE (it reaches out of its
- * allocation); UNSUPPORTED (the allocator is no CUDA one); OUT_OF_HOST_MEMORY; DEVICE_LOST.
- * Thread-safety: any thread. */
+ * Errors: INVALID_ARGUMENT (NULL, a pointer of 0 with a size above 0, a range that wraps around,
+ * memory of another device or kind or that the driver does not know; of 0 bytes anything goes);
+ * OUT_OF_RANGE (it reaches out of its allocation); UNSUPPORTED (the allocator is no CUDA one);
+ * OUT_OF_HOST_MEMORY; DEVICE_LOST. Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_cuda_adopt(quay_allocator *allocator, uint64_t pointer,
                                                     uint64_t size, quay_release_callback release,
                                                     void *user, quay_raw_buffer *out_raw);

@@ -118,7 +118,7 @@ typedef struct quay_dlpack_export_options {
 typedef struct quay_dlpack_import_options {
   /* Owner of the imported memory, which it neither allocates nor counts; must make memory of the
    * tensor's kind on the tensor's device. NULL: the default allocator where it does, else the
-   * device's plain backend ("cpu" for host memory). */
+   * device's plain backend ("cpu" for host memory, "cuda:1" for kDLCUDA, 1). */
   quay_allocator *allocator;
 } quay_dlpack_import_options;
 
@@ -157,15 +157,19 @@ quay_dlpack_export_unversioned(quay_buffer *buffer, const quay_dlpack_export_opt
  * (extents of 1 and empty tensors may have any strides); `data` may be aligned in any way, typed
  * host access answers MISALIGNED where it must. A tensor that is flagged read-only gives a sealed
  * buffer. The producer's work on the tensor must be done or ordered before the buffer is used: the
- * producer sees to that when it exports. `options` NULL means the defaults.
+ * producer sees to that when it exports. Of CUDA memory the driver is asked whether it is what the
+ * tensor says. `options` NULL means the defaults.
  * Ownership: on success the tensor is the storage's: its deleter, if it has one, is called once
- * when the storage dies, on the thread that gives the last reference back. On error the tensor is
+ * when the storage dies, on the thread that gives the last reference back; while recorded device
+ * work on it is under way it is kept, and the deleter called by whoever finds the work done
+ * (quay_collect()). On error the tensor is
  * still the caller's, who has to call the deleter, and `*out_buffer` is NULL.
  * Errors: INVALID_ARGUMENT (NULL; a negative rank or extent; a rank above QUAY_RANK_MAX; no data
  * for a tensor that is not empty; an address that wraps around); OUT_OF_RANGE (more than 2^63-1
  * bytes); UNSUPPORTED, with what the tensor has in the message (a major version that is not 1, more
  * than one lane, a data type that no dtype stands for, strides that are not compact, a device whose
- * memory can't be imported, an allocator of other memory); OUT_OF_HOST_MEMORY; those of
+ * memory can't be imported, an allocator of other memory); UNAVAILABLE (CUDA memory without a
+ * driver, or of a device that is not there); OUT_OF_HOST_MEMORY; those of quay_cuda_adopt() and
  * quay_default_allocator_get().
  * Thread-safety: any thread; the tensor is the caller's to synchronise. */
 QUAY_API QUAY_NODISCARD quay_status quay_dlpack_import(quay_dl_managed_tensor_versioned *tensor,

@@ -21,17 +21,44 @@ typedef struct pointer_info {
   size_t size;
 } pointer_info;
 
-static quay_status ask(quay__cuda_device *device, uint64_t pointer, pointer_info *out_info) {
+/* With the context current. A type of 0: there is nothing. */
+static quay__cu_result query(quay__cuda_device *device, uint64_t pointer, pointer_info *out_info) {
   memset(out_info, 0, sizeof *out_info);
   int attributes[] = {QUAY__CU_POINTER_MEMORY_TYPE, QUAY__CU_POINTER_IS_MANAGED,
                       QUAY__CU_POINTER_DEVICE_ORDINAL, QUAY__CU_POINTER_RANGE_START,
                       QUAY__CU_POINTER_RANGE_SIZE};
   void *values[] = {&out_info->type, &out_info->managed, &out_info->ordinal, &out_info->start,
                     &out_info->size};
+  return device->api->cuPointerGetAttributes(5, attributes, values, pointer);
+}
+
+/* Whether the address is of memory that was mapped by the driver's virtual memory management. */
+static bool is_mapped(quay__cuda_device *device, uint64_t pointer) {
+  const quay__cuda_api *const api = device->api;
+  quay__cu_memory memory = 0;
+  return api->cuMemRetainAllocationHandle(&memory, (void *)(uintptr_t)pointer) ==
+             QUAY__CU_SUCCESS &&
+         api->cuMemRelease(memory) == QUAY__CU_SUCCESS;
+}
+
+/* What is mapped piece by piece, as PyTorch's expandable segments are, is told piece by piece:
+ * joins the pieces that follow without a gap, as far as they are asked for. */
+static void join_pieces(quay__cuda_device *device, uint64_t end, pointer_info *info) {
+  pointer_info next;
+  while (info->size != 0 && info->start + info->size < end && is_mapped(device, info->start) &&
+         query(device, info->start + info->size, &next) == QUAY__CU_SUCCESS &&
+         next.type == info->type && next.ordinal == info->ordinal &&
+         next.start == info->start + info->size && next.size != 0 && is_mapped(device, next.start))
+    info->size += next.size;
+}
+
+static quay_status ask(quay__cuda_device *device, uint64_t pointer, uint64_t size,
+                       pointer_info *out_info) {
   quay__cuda_scope scope;
   QUAY_TRY(quay__cuda_enter(device, true, &scope));
-  const quay__cu_result result =
-      device->api->cuPointerGetAttributes(5, attributes, values, pointer);
+  const quay__cu_result result = query(device, pointer, out_info);
+  if (result == QUAY__CU_SUCCESS)
+    join_pieces(device, pointer + size, out_info);
   quay__cuda_leave(&scope);
   if (result == QUAY__CU_SUCCESS && out_info->type != 0)
     return QUAY_OK;
@@ -81,9 +108,11 @@ static quay_status adopt(quay_allocator *allocator, uint64_t pointer, uint64_t s
                       allocator->spec);
   }
   QUAY_TRY(quay__device_check(allocator->device));
-  pointer_info info;
-  QUAY_TRY(ask(self->device, pointer, &info));
-  QUAY_TRY(check_memory(self, pointer, size, &info));
+  if (size != 0) {
+    pointer_info info;
+    QUAY_TRY(ask(self->device, pointer, size, &info));
+    QUAY_TRY(check_memory(self, pointer, size, &info));
+  }
   *out_raw = (quay_raw_buffer){
       .arm = QUAY_RAW_CUDA,
       .size = size,
@@ -102,7 +131,7 @@ quay_status quay_cuda_adopt(quay_allocator *allocator, uint64_t pointer, uint64_
   QUAY__REQUIRE(out_raw);
   memset(out_raw, 0, sizeof *out_raw);
   uint64_t end;
-  if (pointer == 0 || size > INT64_MAX || !quay__add(pointer, size, &end)) {
+  if ((pointer == 0 && size != 0) || size > INT64_MAX || !quay__add(pointer, size, &end)) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
                       "quay_cuda_adopt: %llu bytes at 0x%llx are no range of memory",
                       (unsigned long long)size, (unsigned long long)pointer);

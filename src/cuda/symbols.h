@@ -92,6 +92,7 @@ X(cuMemMap, , 10020, ANY, MUST,
 X(cuMemUnmap, , 10020, ANY, MUST, (quay__cu_pointer pointer, size_t size))
 X(cuMemSetAccess, , 10020, ANY, MUST,
   (quay__cu_pointer pointer, size_t size, const quay__cu_access *accesses, size_t count))
+X(cuMemRetainAllocationHandle, , 11000, ANY, MUST, (quay__cu_memory * out_memory, void *pointer))
 X(cuMemExportToShareableHandle, , 10020, ANY, MUST,
   (void *out_shareable, quay__cu_memory memory, int type, unsigned long long flags))
 X(cuMemImportFromShareableHandle, , 10020, ANY, MUST,

@@ -1,6 +1,7 @@
 /* DLPack: buffers as tensors of other libraries and back. Which memory lies behind a tensor is
  * decided here, how a backend adopts it is the backend's. */
 #include <inttypes.h>
+#include <quay/cuda.h>
 #include <quay/dlpack.h>
 #include <stdio.h>
 #include <string.h>
@@ -328,7 +329,9 @@ static void release_unversioned(void *user, void *memory, uint64_t size) {
 }
 
 /* The default allocator if it can own host memory, else the cpu backend. */
-static quay_status find_host_allocator(quay_allocator **out_allocator) {
+static quay_status find_host_allocator(const quay_dl_device *device,
+                                       quay_allocator **out_allocator) {
+  (void)device;
   QUAY_TRY(quay_default_allocator_get(out_allocator));
   if (quay_allocator_kind(*out_allocator) == QUAY_MEMORY_PAGEABLE &&
       quay_allocator_host_accessible(*out_allocator)) {
@@ -347,23 +350,65 @@ static quay_status adopt_host(quay_allocator *allocator, const incoming *in, uin
   return quay_raw_buffer_adopt_host(allocator, &memory, out_raw);
 }
 
+/* CUDA. */
+
+static quay_memory_kind cuda_kind(int32_t device_type) {
+  if (device_type == QUAY_DL_CUDA_HOST)
+    return QUAY_MEMORY_PINNED;
+  return device_type == QUAY_DL_CUDA_MANAGED ? QUAY_MEMORY_MANAGED : QUAY_MEMORY_DEVICE;
+}
+
+/* Pinned memory is any device's, and managed memory migrates. */
+static bool makes_cuda_memory(const quay_allocator *allocator, const quay_dl_device *device) {
+  const quay_device *const own = quay_allocator_device(allocator);
+  const quay_memory_kind kind = cuda_kind(device->device_type);
+  return quay_device_type(own) == QUAY_DEVICE_CUDA && quay_allocator_kind(allocator) == kind &&
+         (kind != QUAY_MEMORY_DEVICE || quay_device_index(own) == device->device_id);
+}
+
+/* The default allocator if it makes such memory, else the cuda backend. */
+static quay_status find_cuda_allocator(const quay_dl_device *device,
+                                       quay_allocator **out_allocator) {
+  QUAY_TRY(quay_default_allocator_get(out_allocator));
+  if (makes_cuda_memory(*out_allocator, device))
+    return QUAY_OK;
+  quay_allocator_release(*out_allocator);
+  char spec[64];
+  (void)snprintf(spec, sizeof spec, "cuda:%" PRId32 ",memory=%s", device->device_id,
+                 quay_memory_kind_name(cuda_kind(device->device_type)));
+  return quay_allocator_open(spec, out_allocator);
+}
+
+static quay_status adopt_cuda(quay_allocator *allocator, const incoming *in, uint64_t address,
+                              uint64_t size, quay_raw_buffer *out_raw) {
+  const quay_dl_device *const device = &in->tensor->device;
+  if (!makes_cuda_memory(allocator, device)) {
+    return quay__fail(QUAY_STATUS_UNSUPPORTED,
+                      "the tensor is %s memory of CUDA device %" PRId32
+                      ", and the allocator %s makes other memory",
+                      quay_memory_kind_name(cuda_kind(device->device_type)), device->device_id,
+                      allocator->spec);
+  }
+  return quay_cuda_adopt(allocator, address, size, in->release, in->managed, out_raw);
+}
+
 /* Who takes over the memory of a type of device. */
 typedef struct importer {
   int32_t device_type;
   const char *name; /* DLPack's */
   /* One reference on the allocator that owns it where the program names none. */
-  quay_status (*find_allocator)(quay_allocator **out_allocator);
+  quay_status (*find_allocator)(const quay_dl_device *device, quay_allocator **out_allocator);
   quay_status (*adopt)(quay_allocator *allocator, const incoming *in, uint64_t address,
                        uint64_t size, quay_raw_buffer *out_raw); /* NULL: nobody */
 } importer;
 
 static const importer importers[] = {
     {QUAY_DL_CPU, "kDLCPU", find_host_allocator, adopt_host},
-    {QUAY_DL_CUDA, "kDLCUDA", NULL, NULL},
-    {QUAY_DL_CUDA_HOST, "kDLCUDAHost", NULL, NULL},
+    {QUAY_DL_CUDA, "kDLCUDA", find_cuda_allocator, adopt_cuda},
+    {QUAY_DL_CUDA_HOST, "kDLCUDAHost", find_cuda_allocator, adopt_cuda},
     {QUAY_DL_VULKAN, "kDLVulkan", NULL, NULL},
     {QUAY_DL_EXTERNAL, "kDLExtDev", NULL, NULL},
-    {QUAY_DL_CUDA_MANAGED, "kDLCUDAManaged", NULL, NULL},
+    {QUAY_DL_CUDA_MANAGED, "kDLCUDAManaged", find_cuda_allocator, adopt_cuda},
 };
 
 /* NULL, with the error set to UNSUPPORTED, if there is none. */
@@ -489,7 +534,7 @@ static quay_status import_tensor(const incoming *in, const quay_dlpack_import_op
   if (options != NULL && options->allocator != NULL) {
     allocator = quay_allocator_retain(options->allocator);
   } else {
-    QUAY_TRY(what.importer->find_allocator(&allocator));
+    QUAY_TRY(what.importer->find_allocator(&in->tensor->device, &allocator));
   }
   const quay_status status = make_buffer(in, &what, allocator, out_buffer);
   quay_allocator_release(allocator);

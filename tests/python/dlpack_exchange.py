@@ -17,6 +17,7 @@ import weakref
 import quay_ctypes as quay
 
 LIBRARY, SPEC = sys.argv[1:3]
+ON_GPU = SPEC.startswith("cuda:")
 SHAPES = ((), (1,), (7,), (3, 4, 5), (1, 6, 1), (0,), (3, 0, 4))
 # How libraries refuse a dtype.
 REFUSALS = (BufferError, RuntimeError, TypeError, AttributeError)
@@ -69,6 +70,20 @@ class NumpyLike:
         if hasattr(self.module, "cuda"):
             self.module.cuda.Device().synchronize()
 
+    def device_bytes(self):
+        """What the library's arrays take on the GPU."""
+        return self.module.get_default_memory_pool().used_bytes()
+
+    def count_up(self, count):
+        return self.module.arange(count, dtype="int32")
+
+    def pinned(self, data):
+        import numpy
+        memory = self.module.cuda.alloc_pinned_memory(len(data))
+        array = numpy.frombuffer(memory, dtype="uint8", count=len(data))
+        array[...] = numpy.frombuffer(data, dtype="uint8")
+        return array
+
 
 class Torch:
     required = {"u8": "uint8", "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
@@ -118,6 +133,15 @@ class Torch:
     def synchronize(self):
         if self.device != "cpu":
             self.module.cuda.synchronize()
+
+    def device_bytes(self):
+        return self.module.cuda.memory_allocated()
+
+    def count_up(self, count):
+        return self.module.arange(count, dtype=self.module.int32, device=self.device)
+
+    def pinned(self, data):
+        return self.module.tensor(list(data), dtype=self.module.uint8).pin_memory()
 
 
 def pattern(dtype, shape):
@@ -246,17 +270,6 @@ class Export(unittest.TestCase):
 class Import(unittest.TestCase):
     """From the library to Quay."""
 
-    @classmethod
-    def setUpClass(cls):
-        array = library.make("u8", (2,), b"\1\2")
-        try:
-            quay.Buffer.from_capsule(capsule_of(array)).release()
-        except quay.QuayError as error:
-            if SPEC == "cpu":
-                raise
-            report_skip(SPEC, f"importing is not possible: {error}")
-            raise unittest.SkipTest(str(error))
-
     def test_every_dtype_and_shape_arrives_byte_for_byte_without_a_copy(self):
         for dtype in library.required:
             for shape in SHAPES:
@@ -312,6 +325,62 @@ class Import(unittest.TestCase):
         self.assertIn("[6, 2]", str(raised.exception))
         del capsule
         self.assertEqual(library.bytes(array), pattern("u8", (4, 6)))
+
+    @unittest.skipUnless(ON_GPU, "the library tells what it has on a GPU alone")
+    def test_the_librarys_memory_goes_back_to_it_with_the_buffer_on_any_thread(self):
+        for on_thread in (False, True):
+            with self.subTest(on_thread=on_thread):
+                collect()
+                before = library.device_bytes()
+                array = library.make("i32", (512, 512), pattern("i32", (512, 512)))
+                buffer = quay.Buffer.from_capsule(capsule_of(array))
+                del array
+                collect()
+                self.assertGreaterEqual(library.device_bytes(), before + (1 << 20))
+                if on_thread:
+                    thread = threading.Thread(target=buffer.release)
+                    thread.start()
+                    thread.join()
+                else:
+                    buffer.release()
+                collect()
+                self.assertEqual(library.device_bytes(), before)
+
+    @unittest.skipUnless(ON_GPU, "of GPU memory")
+    def test_both_sides_see_what_the_other_writes(self):
+        array = library.make("u8", (4, 6), pattern("u8", (4, 6)))
+        buffer = quay.Buffer.from_capsule(capsule_of(array))
+        buffer.write(b"written by the buffer...")
+        self.assertEqual(library.bytes(array), b"written by the buffer...")
+        library.overwrite(array, b"and by the other library")
+        library.synchronize()
+        self.assertEqual(buffer.bytes(), b"and by the other library")
+        buffer.release()
+
+    @unittest.skipUnless(ON_GPU, "of GPU memory")
+    def test_a_large_tensor_arrives_however_the_library_has_mapped_it(self):
+        # 96 MiB: over several pieces where PyTorch maps its segments piece by piece.
+        count = 24 << 20
+        array = library.count_up(count)
+        buffer = quay.Buffer.from_capsule(capsule_of(array))
+        self.assertEqual(buffer.address, library.address(array))
+        numbers = memoryview(buffer.bytes()).cast("i")
+        self.assertEqual(len(numbers), count)
+        self.assertTrue(all(numbers[i] == i for i in range(0, count, 997)))
+        self.assertEqual(numbers[count - 1], count - 1)
+        buffer.release()
+
+    @unittest.skipUnless(ON_GPU, "of pinned memory")
+    def test_pinned_memory_arrives_whatever_the_library_calls_it(self):
+        array = library.pinned(pattern("u8", (1000,)))
+        try:
+            capsule = array.__dlpack__()
+        except REFUSALS as error:
+            print(f"{LIBRARY} exports no pinned memory: {error}")
+            return
+        buffer = quay.Buffer.from_capsule(capsule)
+        self.assertEqual(buffer.bytes(), pattern("u8", (1000,)))
+        buffer.release()
 
     @unittest.skipUnless(LIBRARY == "numpy", "weak references tell the end of NumPy arrays alone")
     def test_the_array_dies_with_the_buffer_on_any_thread(self):
