@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/allocator_impl.h"
+#include "core/device_impl.h"
 #include "core/error.h"
 #include "core/host_copy.h"
 #include "core/os.h"
@@ -352,7 +353,9 @@ quay_status quay__cuda_open(void *user, const quay_spec_args *args,
   quay_device *device;
   if (quay__cuda_device_get(ordinal, &device) != QUAY_OK)
     return name_spec(args);
-  const quay_status status = open_on(device, kind, out_allocator);
+  quay_status status = quay__device_check(device); /* lost: the first message says what helps */
+  if (status == QUAY_OK)
+    status = open_on(device, kind, out_allocator);
   quay_device_release(device);
   return status;
 }

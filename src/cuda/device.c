@@ -275,10 +275,16 @@ static quay_status fail_no_devices(void) {
                         "the CUDA driver shows no device; look at CUDA_VISIBLE_DEVICES");
 }
 
-quay_status quay__cuda_device_get(uint64_t ordinal, quay_device **out_device) {
-  *out_device = NULL;
-  const quay__cuda_api *api;
-  QUAY_TRY(quay__cuda_start(&api));
+/* One reference on the device if it has been made, else NULL. */
+static quay_device *find_made(size_t ordinal) {
+  quay__global_acquire(QUAY__LOCK_CUDA);
+  quay_device *const found = quay_device_retain(devices[ordinal]);
+  quay__global_release(QUAY__LOCK_CUDA);
+  return found;
+}
+
+static quay_status make_first(const quay__cuda_api *api, uint64_t ordinal,
+                              quay_device **out_device) {
   uint64_t count;
   QUAY_TRY(count_devices(api, &count));
   if (count == 0)
@@ -301,12 +307,14 @@ quay_status quay__cuda_device_get(uint64_t ordinal, quay_device **out_device) {
   return status;
 }
 
-/* One reference on the device if it has been made, else NULL. */
-static quay_device *find_made(size_t ordinal) {
-  quay__global_acquire(QUAY__LOCK_CUDA);
-  quay_device *const found = quay_device_retain(devices[ordinal]);
-  quay__global_release(QUAY__LOCK_CUDA);
-  return found;
+quay_status quay__cuda_device_get(uint64_t ordinal, quay_device **out_device) {
+  const quay__cuda_api *api;
+  *out_device = NULL;
+  QUAY_TRY(quay__cuda_start(&api));
+  /* A lost device is handed out, too: a driver that has lost it may not even count devices. */
+  if (ordinal < QUAY__CUDA_DEVICES_MAX)
+    *out_device = find_made(ordinal);
+  return *out_device != NULL ? QUAY_OK : make_first(api, ordinal, out_device);
 }
 
 void quay__cuda_devices_mark_lost(quay__cu_result result, const char *format, ...) {
