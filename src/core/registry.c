@@ -162,10 +162,20 @@ static quay_status open_layer(const quay_spec_args *args, quay_allocator *inner,
   return layer->open(args, inner, out_allocator);
 }
 
-/* Opens the last part, then the layers around it from the inside out. */
-static quay_status open_parts(const quay__spec *spec, quay_allocator **out_allocator) {
+/* Opens the last part, puts `wrapper` (NULL: none) around it, then the layers from the inside out.
+ */
+static quay_status open_parts(const quay__spec *spec, const quay__wrapper *wrapper,
+                              quay_allocator **out_allocator) {
   quay_allocator *allocator = NULL;
   QUAY_TRY(open_backend(&spec->parts[spec->count - 1], &allocator));
+  if (wrapper != NULL) {
+    quay_allocator *wrapped = NULL;
+    const quay_status status = wrapper->open(wrapper->user, allocator, &wrapped);
+    quay_allocator_release(allocator);
+    if (status != QUAY_OK)
+      return status;
+    allocator = wrapped;
+  }
   for (size_t i = spec->count - 1; i-- > 0;) {
     const quay_spec_args *const args = &spec->parts[i];
     quay_allocator *outer = NULL;
@@ -179,6 +189,17 @@ static quay_status open_parts(const quay__spec *spec, quay_allocator **out_alloc
   return QUAY_OK;
 }
 
+quay_status quay__allocator_open_wrapped(const char *spec, const quay__wrapper *wrapper,
+                                         quay_allocator **out_allocator) {
+  *out_allocator = NULL;
+  QUAY_TRY(quay__environment_check());
+  quay__spec *parsed;
+  QUAY_TRY(quay__spec_parse(spec, classify, describe, NULL, &parsed));
+  const quay_status status = open_parts(parsed, wrapper, out_allocator);
+  quay__spec_free(parsed);
+  return status;
+}
+
 quay_status quay_allocator_open(const char *text, quay_allocator **out_allocator) {
   if (out_allocator == NULL) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "quay_allocator_open: out_allocator is NULL");
@@ -186,12 +207,7 @@ quay_status quay_allocator_open(const char *text, quay_allocator **out_allocator
   *out_allocator = NULL;
   if (text == NULL)
     return quay_default_allocator_get(out_allocator);
-  QUAY_TRY(quay__environment_check());
-  quay__spec *spec;
-  QUAY_TRY(quay__spec_parse(text, classify, describe, NULL, &spec));
-  const quay_status status = open_parts(spec, out_allocator);
-  quay__spec_free(spec);
-  return status;
+  return quay__allocator_open_wrapped(text, NULL, out_allocator);
 }
 
 /* Registration. */

@@ -20,4 +20,15 @@ typedef struct quay__layer {
 extern const quay__layer quay__layer_track;
 extern const quay__layer quay__layer_fault;
 
+/* Something that comes between the backend and the innermost layer: a layer around `backend`, which
+ * it retains if it succeeds. */
+typedef struct quay__wrapper {
+  quay_status (*open)(void *user, quay_allocator *backend, quay_allocator **out_allocator);
+  void *user;
+} quay__wrapper;
+
+/* As quay_allocator_open(), with a wrapper (NULL: none). `spec` is not NULL. */
+quay_status quay__allocator_open_wrapped(const char *spec, const quay__wrapper *wrapper,
+                                         quay_allocator **out_allocator);
+
 #endif
