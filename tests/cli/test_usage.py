@@ -9,7 +9,8 @@ import unittest
 from support.program import DATA, PROGRAM, ProgramTest, run, safetensors
 
 MIXED = os.path.join(DATA, "mixed.safetensors")
-COMMANDS = ("devices", "load", "copy")
+TRACE = os.path.join(DATA, "traces", "two_stream.csv.gz")
+COMMANDS = ("devices", "load", "copy", "replay")
 NAMES = ("track", "fault", "cpu", "mmap", "cuda", "vulkan")
 CPU_TAKES = ("cpu takes", "align=", "hugepages=")
 WRONG_BACKENDS = {
@@ -56,6 +57,7 @@ class Usage(ProgramTest):
             "devices": ["--json"],
             "load": ["--to", "--json", "--sha256", "--no-progress"],
             "copy": ["--via", "--no-progress"],
+            "replay": ["--on", "--touch", "--json"],
         }
         for command in COMMANDS:
             for option in ("--help", "-h"):
@@ -83,6 +85,7 @@ class Usage(ProgramTest):
     def test_an_option_without_its_value_is_misuse(self):
         self.assertIn("'--to'", self.misuse("load", MIXED, "--to"))
         self.assertIn("'--via'", self.misuse("copy", MIXED, "x", "--via"))
+        self.assertIn("'--on'", self.misuse("replay", TRACE, "--on"))
 
     def test_a_value_for_an_option_without_one_is_misuse(self):
         self.assertIn("'--json=1'", self.misuse("load", MIXED, "--json=1"))
@@ -91,6 +94,8 @@ class Usage(ProgramTest):
         self.misuse("load")
         self.misuse("copy")
         self.misuse("copy", MIXED)
+        self.misuse("replay")
+        self.assertIn("'b'", self.misuse("replay", "a", "b"))
         self.assertIn("'b'", self.misuse("load", "a", "b"))
         self.assertIn("'c'", self.misuse("copy", "a", "b", "c"))
         self.assertIn("'a'", self.misuse("devices", "a"))
@@ -118,6 +123,8 @@ class Output(ProgramTest):
             ("load", MIXED),
             ("load", MIXED, "--json"),
             ("copy", MIXED, self.path("out")),
+            ("replay", TRACE, "--on", "cpu"),
+            ("replay", TRACE, "--on", "cpu", "--json"),
         )
 
     def test_a_full_disk_is_a_failure(self):

@@ -8,7 +8,8 @@
 
 #include "program.h"
 
-static const subcommand *const commands[] = {&command_devices, &command_load, &command_copy};
+static const subcommand *const commands[] = {&command_devices, &command_load, &command_copy,
+                                             &command_replay};
 
 #define COMMAND_COUNT (sizeof commands / sizeof commands[0])
 
@@ -58,8 +59,8 @@ static const subcommand *find_command(const char *name) {
 }
 
 static exit_status run_command(int argc, char **argv) {
-  static const subcommand program = {.name = "quay",
-                                     .usage = "quay devices|load|copy [ARGUMENTS], quay --help"};
+  static const subcommand program = {
+      .name = "quay", .usage = "quay devices|load|copy|replay [ARGUMENTS], quay --help"};
   if (argc < 2)
     return fail_usage(&program, "no command is named");
   if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)

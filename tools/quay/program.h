@@ -25,6 +25,7 @@ typedef struct subcommand {
 extern const subcommand command_devices;
 extern const subcommand command_load;
 extern const subcommand command_copy;
+extern const subcommand command_replay;
 
 /* Prints one line "quay: ..." on stderr. Gives EXIT_FAILED. */
 exit_status fail(const char *format, ...) QUAY_PRINTF(1, 2);

@@ -17,7 +17,7 @@ _quay() {
   fi
 
   case $prev in
-  --to | --via)
+  --to | --via | --on)
     _quay_specs "$cur"
     if declare -F __ltrim_colon_completions >/dev/null; then
       __ltrim_colon_completions "$cur"
@@ -29,7 +29,7 @@ _quay() {
   local command='' word
   for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
     case $word in
-    devices | load | copy)
+    devices | load | copy | replay)
       command=$word
       break
       ;;
@@ -38,10 +38,11 @@ _quay() {
 
   local options
   case $command in
-  '') options='devices load copy --help --version' ;;
+  '') options='devices load copy replay --help --version' ;;
   devices) options='--json --help' ;;
   load) options='--to --json --sha256 --no-progress --help' ;;
   copy) options='--via --no-progress --help' ;;
+  replay) options='--on --touch --json --help' ;;
   esac
   if [[ -z $command || $command == devices || $cur == -* ]]; then
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
