@@ -26,23 +26,24 @@ static void put(trace_blocks *blocks, const trace_block *block) {
 static bool grow(trace_blocks *blocks) {
   if (blocks->count < blocks->capacity / 2)
     return true;
-  trace_blocks larger = *blocks;
-  larger.capacity = blocks->capacity != 0 ? 2 * blocks->capacity : FIRST_CAPACITY;
-  uint32_t *const free_slots =
-      realloc(blocks->free_slots, larger.capacity / 2 * sizeof *free_slots);
-  if (free_slots == NULL)
-    return false;
-  blocks->free_slots = free_slots;
-  larger.free_slots = free_slots;
+  trace_blocks larger = {.capacity = blocks->capacity != 0 ? 2 * blocks->capacity : FIRST_CAPACITY};
   larger.table = calloc(larger.capacity, sizeof *larger.table);
   if (larger.table == NULL)
     return false;
+  uint32_t *const free_slots =
+      realloc(blocks->free_slots, larger.capacity / 2 * sizeof *free_slots);
+  if (free_slots == NULL) {
+    free(larger.table);
+    return false;
+  }
   for (size_t i = 0; i < blocks->capacity; ++i) {
     if (blocks->table[i].line != 0)
       put(&larger, &blocks->table[i]);
   }
   free(blocks->table);
-  *blocks = larger;
+  blocks->table = larger.table;
+  blocks->capacity = larger.capacity;
+  blocks->free_slots = free_slots;
   return true;
 }
 
