@@ -104,7 +104,7 @@ Test(allocation, sizes_that_wrap_are_refused_and_leave_nothing) {
 Test(allocation, sizes_that_no_machine_has_are_refused_with_their_own_code_and_counted) {
   static const uint64_t huge[] = {1ull << 62, (1ull << 63) - 1, (1ull << 63) - 4097};
   quay_allocator *allocator = contract_open();
-  const quay_status expected = contract_target_of(allocator)->too_large;
+  const quay_status expected = contract_too_large(allocator);
   for (size_t i = 0; i < CONTRACT_COUNT(huge); i++) {
     const quay_alloc_options aligned = {.alignment = 1024 * 1024, .zeroed = true};
     quay_raw_buffer raw;

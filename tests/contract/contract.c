@@ -71,6 +71,12 @@ const contract_target *contract_target_of(const quay_allocator *allocator) {
   return &able;
 }
 
+quay_status contract_too_large(const quay_allocator *allocator) {
+  if (quay_allocator_find(allocator, "limit") != NULL)
+    return QUAY_STATUS_LIMIT_EXCEEDED;
+  return contract_target_of(allocator)->too_large;
+}
+
 bool contract_can(const quay_allocator *allocator, contract_ability ability) {
   return contract_target_of(allocator)->cannot[ability] == NULL;
 }

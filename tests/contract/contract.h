@@ -20,6 +20,8 @@ quay_allocator *contract_open_peer(void);
 void contract_close(quay_allocator *allocator);
 
 const contract_target *contract_target_of(const quay_allocator *allocator);
+/* What an allocation that no machine has memory for answers. */
+quay_status contract_too_large(const quay_allocator *allocator);
 bool contract_can(const quay_allocator *allocator, contract_ability ability);
 /* Closes the allocator and skips the test, with the table's reason, if the target can't do it. */
 void contract_need(quay_allocator *allocator, contract_ability ability);
