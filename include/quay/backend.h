@@ -185,7 +185,8 @@ typedef struct quay_alloc_request {
 typedef struct quay_backend_stats {
   uint64_t reserved_bytes;
   uint64_t largest_free_bytes;
-  uint64_t peak_bytes; /* exact; 0 leaves it to the core */
+  uint64_t peak_bytes;    /* exact; 0 leaves it to the core */
+  uint64_t pending_bytes; /* freed, and kept until device work is done; the core adds its own */
 } quay_backend_stats;
 
 /* How copy_across would move bytes, for quay_copy_plan(). */
@@ -281,8 +282,19 @@ typedef struct quay_allocator_vtable {
   quay_status (*adopt_host)(quay_allocator *allocator, const quay_host_memory *memory,
                             quay_raw_buffer *out_raw);
 
+  /* Describes a part of a block that alloc or reserve made, as if it were a block: fills in arm,
+   * handle and flags of `out_raw` (zeroed before), which every function but free, release, commit
+   * and decommit then takes. Lets layers carve blocks. Copies a few words and can't fail. Default:
+   * there is none, and layers hand out whole blocks. */
+  void (*window)(quay_allocator *allocator, const quay_raw_buffer *block, uint64_t offset,
+                 uint64_t size, quay_raw_buffer *out_raw);
+
   /* Address space and pages apart: all three or none. Sizes and offsets are multiples of the
-   * allocator's `page_size`. Reserved memory can't be accessed until it is committed. */
+   * allocator's `page_size`. Reserved memory can't be accessed until it is committed. Different
+   * ranges of one reservation may be committed and decommitted by several threads at once. A range
+   * is decommitted only when nothing uses it any more. With QUAY_ALLOCATOR_WHOLE_PAGES decommit is
+   * given exactly the ranges that commit was given, one or several neighbours at a time; else any.
+   * The reservation goes back by free, whatever is committed then. */
   quay_status (*reserve)(quay_allocator *allocator, uint64_t size, uint64_t alignment,
                          quay_raw_buffer *out_raw);
   quay_status (*commit)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
@@ -327,6 +339,9 @@ typedef enum quay_allocator_flags {
   /* Its memory is ordinary host memory all of which may be touched at any time without a fault:
    * the core copies it through its pointer without calling copy_in and copy_out. */
   QUAY_ALLOCATOR_PLAIN_HOST_MEMORY = 1u << 2,
+  /* What one commit gave, one decommit takes back whole: a commit is a handle of the driver's, and
+   * costs by number and hardly by size. */
+  QUAY_ALLOCATOR_WHOLE_PAGES = 1u << 3,
 } quay_allocator_flags;
 
 typedef struct quay_allocator_desc {

@@ -51,7 +51,7 @@ typedef enum quay_raw_arm {
   QUAY_RAW_EXTERNAL = 5,
 } quay_raw_arm;
 
-/* Bits of quay_raw_buffer.flags. Bits 15 to 31 are the library's: the track layer keeps in them
+/* Bits of quay_raw_buffer.flags. Bits 14 to 31 are the library's: the track layer keeps in them
  * which allocation a raw buffer is of. */
 typedef enum quay_raw_flags {
   QUAY_RAW_ADOPTED = 1u << 0,   /* made by somebody else; freed by its callback alone */

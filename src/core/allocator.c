@@ -96,6 +96,7 @@ quay_status quay_allocator_create(const quay_allocator_desc *desc, quay_allocato
   allocator->has_async = has_async;
   allocator->has_across_async = desc->vtable->copy_across_async != NULL;
   allocator->has_reserve = has_reserve;
+  allocator->has_window = desc->vtable->window != NULL;
   finish_allocator(allocator, desc->device, NULL);
   *out_allocator = allocator;
   return QUAY_OK;
@@ -127,6 +128,7 @@ quay_status quay__layer_create(const quay_allocator_vtable *vtable, void *self, 
   layer->has_async = inner->has_async;
   layer->has_across_async = inner->has_across_async;
   layer->has_reserve = inner->has_reserve;
+  layer->has_window = inner->has_window;
   finish_allocator(layer, inner->device, inner);
   *out_layer = layer;
   return QUAY_OK;
@@ -345,6 +347,24 @@ quay_status quay__alloc(quay_allocator *allocator, const quay_alloc_request *req
   return QUAY_OK;
 }
 
+quay_status quay__reserve(quay_allocator *allocator, uint64_t size, uint64_t alignment,
+                          quay_raw_buffer *out_raw) {
+  memset(out_raw, 0, sizeof *out_raw);
+  quay_status status = quay__device_check(allocator->device);
+  if (status == QUAY_OK)
+    status = allocator->vtable.reserve(allocator, size, alignment, out_raw);
+  if (status != QUAY_OK) {
+    quay__statistics_failure(&allocator->statistics);
+    memset(out_raw, 0, sizeof *out_raw);
+    return status;
+  }
+  out_raw->size = size;
+  out_raw->owner = allocator;
+  out_raw->flags |= QUAY__RAW_RESERVED;
+  quay__statistics_alloc(&allocator->statistics, 0);
+  return QUAY_OK;
+}
+
 quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,
                                  const quay_alloc_options *options, quay_raw_buffer *out_raw) {
   QUAY__MARK_CALLER();
@@ -364,7 +384,7 @@ quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,
 
 void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                 size_t count) {
-  const uint64_t size = raw->size;
+  const uint64_t size = (raw->flags & QUAY__RAW_RESERVED) != 0 ? 0 : raw->size;
   quay__error_shield();
   allocator->vtable.free(allocator, raw, pending, count);
   quay__error_unshield();
@@ -383,7 +403,7 @@ void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *con
 
 quay_status quay__release(quay_allocator *allocator, quay_raw_buffer *raw,
                           quay_host_memory *out_memory) {
-  const uint64_t size = raw->size;
+  const uint64_t size = (raw->flags & QUAY__RAW_RESERVED) != 0 ? 0 : raw->size;
   QUAY_TRY(allocator->vtable.release(allocator, raw, out_memory));
   const bool lingering = begin_counting(allocator);
   quay__statistics_free(&allocator->statistics, size);
@@ -417,6 +437,7 @@ quay_status quay_allocator_stats(quay_allocator *allocator, quay_stats *out_stat
   resolved->vtable.stats(resolved, &own);
   out_stats->reserved_bytes = own.reserved_bytes;
   out_stats->largest_free_bytes = own.largest_free_bytes;
+  out_stats->pending_bytes += own.pending_bytes;
   if (own.peak_bytes != 0)
     out_stats->peak_bytes = own.peak_bytes;
   quay_allocator_release(resolved);

@@ -21,6 +21,7 @@ struct quay_allocator {
   bool has_async; /* the asynchronous group is there */
   bool has_across_async;
   bool has_reserve; /* reserve, commit and decommit are there */
+  bool has_window;  /* window is there */
   atomic_uint references;
   atomic_uint adopted;   /* live adopted raw buffers */
   atomic_bool lingering; /* released with live raw buffers; destroyed by the last free */
@@ -52,6 +53,14 @@ quay_status quay__alloc(quay_allocator *allocator, const quay_alloc_request *req
 /* Set in a raw buffer's flags by a layer's free that does not pass it on (a double free): the
  * layers around it then don't count a free but an error. */
 #define QUAY__RAW_REFUSED (1u << 15)
+
+/* In a raw buffer's flags: address space without memory. It counts as a live block of no bytes. */
+#define QUAY__RAW_RESERVED (1u << 14)
+
+/* Reserves address space through `allocator`, counts, sets size and owner. Freed by quay__free().
+ */
+quay_status quay__reserve(quay_allocator *allocator, uint64_t size, uint64_t alignment,
+                          quay_raw_buffer *out_raw);
 
 /* Frees through `allocator` and counts. Zeroes `raw`, or leaves nothing in it but the mark that the
  * free was refused. Not for adopted memory. */

@@ -97,7 +97,7 @@ static const char *missing_function(const quay_allocator_vtable *vtable) {
 
 static const char *wrong_property(const quay_allocator_desc *desc) {
   const uint32_t known = QUAY_ALLOCATOR_HOST_ACCESSIBLE | QUAY_ALLOCATOR_ORDERED_FREE |
-                         QUAY_ALLOCATOR_PLAIN_HOST_MEMORY;
+                         QUAY_ALLOCATOR_PLAIN_HOST_MEMORY | QUAY_ALLOCATOR_WHOLE_PAGES;
   const bool accessible = (desc->flags & QUAY_ALLOCATOR_HOST_ACCESSIBLE) != 0;
   if ((desc->flags & ~known) != 0)
     return "flags has bits that are none of quay_allocator_flags";

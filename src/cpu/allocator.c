@@ -355,7 +355,7 @@ static quay_status cpu_reserve(quay_allocator *allocator, uint64_t size, uint64_
 static quay_status cpu_commit(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                               uint64_t size) {
   (void)offset;
-  raw->as.cpu.reserved[0] += size;
+  __atomic_fetch_add(&raw->as.cpu.reserved[0], size, __ATOMIC_RELAXED);
   count(allocator, size);
   return QUAY_OK;
 }
@@ -367,9 +367,21 @@ static quay_status cpu_decommit(quay_allocator *allocator, quay_raw_buffer *raw,
                             "can't give %llu bytes of host memory back to the system",
                             (unsigned long long)size);
   }
-  raw->as.cpu.reserved[0] -= size;
+  __atomic_fetch_sub(&raw->as.cpu.reserved[0], size, __ATOMIC_RELAXED);
   count(allocator, -size);
   return QUAY_OK;
+}
+
+static void cpu_window(quay_allocator *allocator, const quay_raw_buffer *block, uint64_t offset,
+                       uint64_t size, quay_raw_buffer *out_raw) {
+  (void)allocator;
+  out_raw->arm = QUAY_RAW_CPU;
+  out_raw->as.cpu = (quay_raw_cpu){
+      .pointer = block->as.cpu.pointer + offset,
+      .base = block->as.cpu.base,
+      .capacity = size,
+      .flags = QUAY__CPU_ADOPTED, /* not by us: whoever carved it frees the block */
+  };
 }
 
 static const quay_allocator_vtable vtable = {
@@ -387,6 +399,7 @@ static const quay_allocator_vtable vtable = {
     .stats = cpu_stats,
     .release = cpu_release,
     .adopt_host = cpu_adopt_host,
+    .window = cpu_window,
     .reserve = cpu_reserve,
     .commit = cpu_commit,
     .decommit = cpu_decommit,

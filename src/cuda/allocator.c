@@ -180,6 +180,18 @@ static void cuda_stats(quay_allocator *allocator, quay_backend_stats *out_stats)
   out_stats->reserved_bytes = taken <= INT64_MAX ? taken : 0;
 }
 
+static void cuda_window(quay_allocator *allocator, const quay_raw_buffer *block, uint64_t offset,
+                        uint64_t size, quay_raw_buffer *out_raw) {
+  (void)allocator;
+  (void)size;
+  out_raw->arm = block->arm;
+  out_raw->flags = block->flags & (uint32_t)QUAY_RAW_MIRRORED;
+  out_raw->as.cuda = block->as.cuda;
+  out_raw->as.cuda.pointer += offset;
+  if (out_raw->as.cuda.host_pointer != 0)
+    out_raw->as.cuda.host_pointer += offset;
+}
+
 static const quay_allocator_vtable device_vtable = {
     .destroy = cuda_destroy,
     .version = QUAY_ALLOCATOR_VTABLE_VERSION,
@@ -197,6 +209,7 @@ static const quay_allocator_vtable device_vtable = {
     .trim = cuda_trim,
     .stats = cuda_stats,
     .release = cuda_release,
+    .window = cuda_window,
     .copy_in_async = quay__cuda_copy_in_async,
     .copy_out_async = quay__cuda_copy_out_async,
     .copy_within_async = quay__cuda_copy_within_async,

@@ -113,10 +113,15 @@ static quay_status forward_adopt_host(quay_allocator *allocator, const quay_host
   return inner->vtable.adopt_host(inner, memory, out_raw);
 }
 
+static void forward_window(quay_allocator *allocator, const quay_raw_buffer *block, uint64_t offset,
+                           uint64_t size, quay_raw_buffer *out_raw) {
+  quay_allocator *inner = allocator->inner;
+  inner->vtable.window(inner, block, offset, size, out_raw);
+}
+
 static quay_status forward_reserve(quay_allocator *allocator, uint64_t size, uint64_t alignment,
                                    quay_raw_buffer *out_raw) {
-  quay_allocator *inner = allocator->inner;
-  return inner->vtable.reserve(inner, size, alignment, out_raw);
+  return quay__reserve(allocator->inner, size, alignment, out_raw);
 }
 
 static quay_status forward_commit(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
@@ -206,6 +211,8 @@ void quay__forward_fill(quay_allocator_vtable *vtable, const quay_allocator *inn
   FORWARD(stats);
   FORWARD(release);
   FORWARD(adopt_host);
+  if (inner->has_window)
+    FORWARD(window);
   if (inner->has_reserve) {
     FORWARD(reserve);
     FORWARD(commit);

@@ -6,8 +6,8 @@
 #include <quay/backend.h>
 
 /* Fills in what `vtable` leaves NULL, destroy apart, with functions that forward to the layer's
- * inner allocator. The asynchronous group and reserve, commit and decommit are filled in only if
- * `inner` has them. */
+ * inner allocator. The asynchronous group, window and reserve, commit and decommit are filled in
+ * only if `inner` has them. */
 void quay__forward_fill(quay_allocator_vtable *vtable, const quay_allocator *inner);
 
 #endif

@@ -244,12 +244,11 @@ static quay_status track_reserve(quay_allocator *allocator, uint64_t size, uint6
   if (entry == NULL) {
     return fail_record();
   }
-  const quay_status status = inner->vtable.reserve(inner, size, alignment, out_raw);
+  const quay_status status = quay__reserve(inner, size, alignment, out_raw);
   if (status != QUAY_OK) {
     quay__os_free(entry);
     return status;
   }
-  out_raw->size = size;
   record(allocator, out_raw, &layer_of(allocator)->live, entry);
   return QUAY_OK;
 }

@@ -97,6 +97,17 @@ static void mmap_stats(quay_allocator *allocator, quay_backend_stats *out_stats)
   out_stats->reserved_bytes = atomic_load_explicit(&self->reserved, memory_order_relaxed);
 }
 
+static void mmap_window(quay_allocator *allocator, const quay_raw_buffer *block, uint64_t offset,
+                        uint64_t size, quay_raw_buffer *out_raw) {
+  (void)allocator;
+  (void)size;
+  out_raw->arm = block->arm;
+  out_raw->flags = block->flags & (uint32_t)QUAY_RAW_READ_ONLY;
+  out_raw->as.mmap = block->as.mmap;
+  out_raw->as.mmap.pointer += offset;
+  out_raw->as.mmap.file_offset += offset;
+}
+
 static const quay_allocator_vtable mmap_vtable = {
     .destroy = mmap_destroy,
     .version = QUAY_ALLOCATOR_VTABLE_VERSION,
@@ -112,6 +123,7 @@ static const quay_allocator_vtable mmap_vtable = {
     .fill = quay__mmap_fill,
     .flush = quay__mmap_flush,
     .advise = quay__mmap_advise,
+    .window = mmap_window,
     .stats = mmap_stats,
 };
 
