@@ -80,7 +80,8 @@ QUAY_BEGIN_DECLS
  * Errors: INVALID_ARGUMENT (an unknown name, a bad number, trailing junk; the message quotes the
  * piece and lists what is possible; or the environment variable QUAY_COPY_THREADS or
  * QUAY_STAGING_BYTES is set to what it can't be); UNAVAILABLE (no driver, no such device, not built
- * in); UNSUPPORTED; OUT_OF_HOST_MEMORY; IO; DEVICE_LOST. Thread-safety: any thread. */
+ * in); UNSUPPORTED; OUT_OF_HOST_MEMORY; IO; DEVICE_LOST.
+ * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_allocator_open(const char *spec,
                                                         quay_allocator **out_allocator);
 

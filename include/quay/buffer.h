@@ -80,9 +80,11 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_from_raw(quay_raw_buffer *raw, q
 /* Takes the raw buffer out again: on success `*out_raw` is the caller's to free, `*buffer` is
  * released and set to NULL. The caller must keep the owner alive from then on.
  * It waits for all recorded work on the storage. Memory of an older generation, or of a lost
- * device, comes out as well: all that can be done with it is freeing. Errors: INVALID_ARGUMENT
+ * device, comes out as well: all that can be done with it is freeing.
+ * Errors: INVALID_ARGUMENT
  * (NULL), NOT_ALLOCATED, BUSY (views, other references or open accesses of the storage exist). On
- * error nothing changes. Thread-safety: no other thread may use the buffer at the same time. */
+ * error nothing changes.
+ * Thread-safety: no other thread may use the buffer at the same time. */
 QUAY_API QUAY_NODISCARD quay_status quay_buffer_release_raw(quay_buffer **buffer,
                                                             quay_raw_buffer *out_raw);
 

@@ -55,18 +55,20 @@ QUAY_BEGIN_DECLS
  * Errors: INVALID_ARGUMENT (NULL, a pointer of 0 with a size above 0, a range that wraps around,
  * memory of another device or kind or that the driver does not know; of 0 bytes anything goes);
  * OUT_OF_RANGE (it reaches out of its allocation); UNSUPPORTED (the allocator is no CUDA one);
- * OUT_OF_HOST_MEMORY; DEVICE_LOST. Thread-safety: any thread. */
+ * OUT_OF_HOST_MEMORY; DEVICE_LOST.
+ * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_cuda_adopt(quay_allocator *allocator, uint64_t pointer,
                                                     uint64_t size, quay_release_callback release,
                                                     void *user, quay_raw_buffer *out_raw);
 
 /* Takes the memory out of Quay's hands, without a copy: `raw` is zeroed, every layer forgets it.
  * The program frees it: cuMemFree() for device and managed memory, cuMemFreeHost() for pinned
- * memory. Adopted memory comes back as it was handed in, and its callback is not called. Errors:
- * INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (no CUDA memory, carved by a layer, with a
- * mirror, exportable or imported, or aligned to more than 256 bytes where the driver's own block
- * begins below it). On error nothing changes.
- * Thread-safety: the raw buffer is the caller's to synchronise. */
+ * memory. Adopted memory comes back as it was handed in, and its callback is not called.
+ * Errors: INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (no CUDA memory, carved by a layer,
+ * with a mirror, exportable or imported, or aligned to more than 256 bytes where the driver's own
+ * block begins below it). On error nothing changes.
+ * Thread-safety: the raw buffer is the caller's
+ * to synchronise. */
 QUAY_API QUAY_NODISCARD quay_status quay_cuda_release(quay_raw_buffer *raw,
                                                       quay_cuda_memory *out_memory);
 
@@ -85,10 +87,11 @@ QUAY_API QUAY_NODISCARD quay_status quay_cuda_pointer(const quay_buffer *buffer,
  * `out_shared->file` is a new descriptor at each call. It is the caller's, who closes it once it
  * has been sent, and stands for all of the memory that the window is in: whoever gets it can read
  * and write that. Everything else is data. The memory lives until the last process that has it
- * mapped, or has a descriptor of it, is done with it, whether or not the exporter lives. Errors:
- * INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (memory that is not exportable device memory,
- * imported memory among it); UNAVAILABLE (no descriptor can be had); STALE; DEVICE_LOST. On error
- * `file` is -1. Thread-safety: any thread. */
+ * mapped, or has a descriptor of it, is done with it, whether or not the exporter lives.
+ * Errors: INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (memory that is not exportable device
+ * memory, imported memory among it); UNAVAILABLE (no descriptor can be had); STALE; DEVICE_LOST. On
+ * error `file` is -1.
+ * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_cuda_export(quay_buffer *buffer,
                                                      quay_cuda_shared *out_shared);
 
@@ -97,10 +100,10 @@ QUAY_API QUAY_NODISCARD quay_status quay_cuda_export(quay_buffer *buffer,
  * around it are fine; NULL: the default one) is one of device memory of the same device, becomes
  * the owner, must outlive the raw buffer, and does not count the memory. Freeing the raw buffer
  * unmaps the memory, after all work on it that is recorded in this process is done.
- * quay_buffer_from_raw() makes a buffer of it. On error nothing is taken over. Errors:
- * INVALID_ARGUMENT (NULL; a device with another UUID; `file` is not open, or nothing that the
- * driver takes for exported memory of `memory_size` bytes); OUT_OF_RANGE (the window reaches out of
- * the memory); UNSUPPORTED (the allocator has no CUDA device memory, or the device can't);
+ * quay_buffer_from_raw() makes a buffer of it. On error nothing is taken over.
+ * Errors: INVALID_ARGUMENT (NULL; a device with another UUID; `file` is not open, or nothing that
+ * the driver takes for exported memory of `memory_size` bytes); OUT_OF_RANGE (the window reaches
+ * out of the memory); UNSUPPORTED (the allocator has no CUDA device memory, or the device can't);
  * OUT_OF_DEVICE_MEMORY (no addresses are left); OUT_OF_HOST_MEMORY; DEVICE_LOST.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_cuda_import(quay_allocator *allocator,
@@ -197,7 +200,8 @@ QUAY_API QUAY_NODISCARD quay_status quay_cuda_stream_wrap(uint32_t index, uint64
 
 /* The CUstream of a stream, as an integer: what a kernel launch takes. For the wrapper of a
  * thread's default stream that is 2, where quay_stream_native() gives a number of Quay's own. 0 for
- * NULL and for a stream of another backend. Thread-safety: any thread; never changes. */
+ * NULL and for a stream of another backend.
+ * Thread-safety: any thread; never changes. */
 QUAY_API uint64_t quay_cuda_stream(const quay_stream *stream);
 
 QUAY_END_DECLS

@@ -4,12 +4,11 @@
  *   track            leaks with the place that asked, double frees, foreign pointers, exact peak;
  *                    of adopted memory, which is in no number and no list, double frees and, in the
  *                    log when the allocator's last reference is given back, leaks
- *   limit:BYTES      all that is allocated together never exceeds BYTES (limit:8GiB): a request that
- *                    would fails with LIMIT_EXCEEDED. Exact, also when threads race: a request is
- *                    refused only if what is live at that moment leaves it no room, and waits for
- *                    requests under way that may yet fail. Counted are bytes as asked for, without
- *                    what alignment and the inner allocator add, and pages that a layer around it
- *                    commits; adopted memory is not. The peak in its statistics is exact
+ *   limit:BYTES      all that is allocated together never exceeds BYTES (limit:8GiB): a request
+ * that would fails with LIMIT_EXCEEDED. Exact, also when threads race: a request is refused only if
+ * what is live at that moment leaves it no room, and waits for requests under way that may yet
+ * fail. Counted are bytes as asked for, without what alignment and the inner allocator add, and
+ * pages that a layer around it commits; adopted memory is not. The peak in its statistics is exact
  *   fault            fails calls on purpose, for tests
  *     after=N        the first N matching calls succeed, every one after them fails
  *     nth=N          the N-th matching call fails, the others succeed

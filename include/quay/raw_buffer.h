@@ -171,7 +171,8 @@ QUAY_API QUAY_NODISCARD quay_status quay_raw_buffer_address(const quay_raw_buffe
 /* Adopts host memory that somebody else made: `out_raw` describes it, nothing is copied.
  * `allocator` (NULL: the default) must make host memory whose kind is pageable, in any layers; it
  * becomes the owner, must outlive the raw buffer, and does not count the memory in its statistics.
- * On error nothing is taken over: `memory` is still the caller's. Errors: INVALID_ARGUMENT (NULL,
+ * On error nothing is taken over: `memory` is still the caller's.
+ * Errors: INVALID_ARGUMENT (NULL,
  * or a NULL pointer with a size above 0, or a range that wraps around the address space);
  * UNSUPPORTED (the allocator's memory is not pageable host memory); OUT_OF_HOST_MEMORY.
  * Thread-safety: any thread. */
