@@ -20,7 +20,7 @@ KEYS = [
     "driver_seconds",
     "failed",
 ]
-SIMCUDA = os.environ.get("QUAY_TEST_SIMCUDA")
+SIMCUDA = os.environ.get("QUAY_SIM_CUDA")
 
 
 def line(action, pointer, size, stream="0x0", thread="7", time="12:00:07:000134"):
@@ -204,7 +204,7 @@ class Replay(ReplayTest):
         self.assertLess(peaks[0], size // 2)
         self.assertGreater(peaks[1], size)
 
-    @unittest.skipIf(SIMCUDA is None, "the CUDA backend is not built")
+    @unittest.skipIf(not SIMCUDA, "the CUDA backend is not built")
     def test_streams_of_the_trace_are_streams_of_the_device(self):
         path = self.trace(
             alloc(0x1000, 5000, "0x1"),

@@ -1,6 +1,7 @@
 /* Violations: kept, counted, and told at the end of the process. */
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -48,10 +49,35 @@ void simcuda_forget_violations(void) {
   sim_unlock();
 }
 
+/* Appends what happened and what is left, a name and a number a line, to $SIMCUDA_REPORT. */
+static void write_report(void) {
+  const char *const path = getenv("SIMCUDA_REPORT");
+  FILE *const file = path != NULL ? fopen(path, "a") : NULL;
+  if (file == NULL)
+    return;
+  simcuda_census left;
+  simcuda_count(&left);
+  const struct {
+    const char *name;
+    uint64_t number;
+  } lines[] = {
+      {"calls", simcuda_calls(NULL)},  {"failed", simcuda_failed()},
+      {"violations", reports.count},   {"device_bytes", left.device_bytes},
+      {"host_bytes", left.host_bytes}, {"handles", left.handles},
+      {"mappings", left.mappings},     {"reservations", left.reservations},
+      {"streams", left.streams},       {"events", left.events},
+      {"retains", left.retains},
+  };
+  for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
+    fprintf(file, "%s %llu\n", lines[i].name, (unsigned long long)lines[i].number);
+  fclose(file);
+}
+
 /* The library is never unloaded, so this is the end of the process. */
 __attribute__((destructor)) static void tell_at_exit(void) {
   if (sim.process != 0 && sim.process != getpid())
     return;
+  write_report();
   sim_lock();
   sim.exiting = true;
   const size_t kept = reports.count < KEPT ? reports.count : KEPT;

@@ -26,6 +26,7 @@ static void read_mode(sim_settings *s) {
       {"uninitialized", CUDA_ERROR_NOT_INITIALIZED},
       {"stub", CUDA_ERROR_STUB_LIBRARY},
       {"mismatch", CUDA_ERROR_SYSTEM_DRIVER_MISMATCH},
+      {"not_permitted", CUDA_ERROR_NOT_PERMITTED},
       {"unknown", CUDA_ERROR_UNKNOWN},
   };
   for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {

@@ -86,7 +86,7 @@ int main(int argc, char **argv) {
   signal(SIGXFSZ, SIG_IGN);
   quay_log_set(print_log, NULL, QUAY_LOG_ERROR);
   exit_status status = run_command(argc, argv);
-  if (status == EXIT_DONE && quay_shutdown() != QUAY_OK)
+  if (quay_shutdown() != QUAY_OK && status == EXIT_DONE)
     status = fail_quay();
   return (int)status;
 }
