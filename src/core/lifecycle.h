@@ -34,6 +34,10 @@ void quay__mmap_file_allocator_drop(void);
  */
 void quay__cuda_shutdown(void);
 
+/* Gives memory that was freed and whose work is done back to the driver, on every device, and returns
+ * its bytes. Keeps the thread's error. */
+uint64_t quay__cuda_collect(void);
+
 void quay__live_add(quay__live_kind kind, int64_t delta);
 int64_t quay__live_get(quay__live_kind kind);
 

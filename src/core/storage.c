@@ -401,7 +401,7 @@ uint64_t quay__storage_collect(void) {
 }
 
 quay_status quay_collect(uint64_t *out_bytes) {
-  const uint64_t bytes = quay__storage_collect();
+  const uint64_t bytes = quay__storage_collect() + quay__cuda_collect();
   if (out_bytes != NULL)
     *out_bytes = bytes;
   return QUAY_OK;

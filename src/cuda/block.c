@@ -316,6 +316,9 @@ static bool release(quay__cuda_device *device, quay__cuda_block *block, quay_eve
 bool quay__cuda_block_release(quay__cuda_device *device, quay__cuda_block *block,
                               quay_event *const *pending, size_t count) {
   if (gone(device, block)) {
+    quay_log(QUAY_LOG_INFO,
+             "cuda: %llu bytes of %s are gone with the device, there is nothing to free",
+             (unsigned long long)block->bytes, device->name);
     quay__cuda_block_forget(device, block);
     return true;
   }

@@ -41,18 +41,32 @@ quay_status quay__cuda_relax(quay__cuda_scope *scope) {
   return QUAY_OK;
 }
 
+/* The program's thread must not be left changed because one call fails: each is made twice then. */
+
+quay__cu_result quay__cuda_set_capture_mode(const quay__cuda_api *api, int mode) {
+  int exchanged = mode;
+  if (api->cuThreadExchangeStreamCaptureMode(&exchanged) == QUAY__CU_SUCCESS)
+    return QUAY__CU_SUCCESS;
+  exchanged = mode;
+  return api->cuThreadExchangeStreamCaptureMode(&exchanged);
+}
+
+quay__cu_result quay__cuda_pop_context(const quay__cuda_api *api) {
+  quay__cu_context popped = NULL;
+  const quay__cu_result result = api->cuCtxPopCurrent(&popped);
+  return result == QUAY__CU_SUCCESS ? result : api->cuCtxPopCurrent(&popped);
+}
+
 void quay__cuda_leave(const quay__cuda_scope *scope) {
   quay__cuda_device *const device = scope->device;
   const quay__cuda_api *const api = device->api;
   if (!quay__cuda_callable())
     return;
-  int mode = scope->capture_mode;
   quay__cu_result result =
-      scope->relaxed ? api->cuThreadExchangeStreamCaptureMode(&mode) : QUAY__CU_SUCCESS;
-  quay__cu_context popped = NULL;
-  const quay__cu_result pop = api->cuCtxPopCurrent(&popped);
+      scope->relaxed ? quay__cuda_set_capture_mode(api, scope->capture_mode) : QUAY__CU_SUCCESS;
+  const quay__cu_result popped = quay__cuda_pop_context(api);
   if (result == QUAY__CU_SUCCESS)
-    result = pop;
+    result = popped;
   /* A lost device says so at every call. */
   if (result != QUAY__CU_SUCCESS && quay_device_health(device->device) == QUAY_HEALTH_OK)
     quay__cuda_report(device, result, "the context of %s can't be left", device->name);

@@ -60,10 +60,11 @@ typedef struct quay__cuda_block {
   struct quay__cuda_device *device; /* IMPORTED and IPC, for whoever frees it: not retained */
 } quay__cuda_block;
 
-/* What one blocking copy needs at a time: a stream and pinned memory. Kept in a list of the device,
- * last used first, so that a thread mostly gets the one that it had before. */
+/* What one blocking copy needs at a time: a stream and pinned memory. There are as many as there
+ * were copies at once; a thread comes back to the one that it had before, without a lock. */
 typedef struct quay__cuda_lane {
-  struct quay__cuda_lane *next;
+  struct quay__cuda_lane *next; /* in the device's list of all */
+  atomic_bool taken;
   quay__cu_stream stream;
   unsigned char *slot;      /* QUAY__CUDA_SLOT_BYTES of pinned memory */
   unsigned char *chunks;    /* two of QUAY__CUDA_CHUNK_BYTES; NULL until they are needed */
@@ -122,6 +123,9 @@ quay_status quay__cuda_enter(quay__cuda_device *device, bool relaxed, quay__cuda
 quay_status quay__cuda_relax(quay__cuda_scope *scope);
 /* Keeps the thread's error. */
 void quay__cuda_leave(const quay__cuda_scope *scope);
+/* Parts of leaving, for a device that is being made. */
+quay__cu_result quay__cuda_set_capture_mode(const quay__cuda_api *api, int mode);
+quay__cu_result quay__cuda_pop_context(const quay__cuda_api *api);
 
 /* device.c */
 

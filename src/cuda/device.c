@@ -13,6 +13,8 @@
 /* Kept until quay__cuda_shutdown(): making a primary context takes a good part of a second, and
  * other libraries use the same one. Guarded by QUAY__LOCK_CUDA. */
 static quay_device *devices[QUAY__CUDA_DEVICES_MAX];
+/* Those after this number have never been made. */
+static atomic_uint devices_end;
 
 /* The end of a device. */
 
@@ -189,6 +191,18 @@ static quay_status describe(quay__cuda_device *device) {
   return QUAY_OK;
 }
 
+/* With the context current. Some drivers forbid it to a thread that captures. */
+static quay__cu_result create_free_stream(quay__cuda_device *device) {
+  const quay__cuda_api *const api = device->api;
+  int mode = QUAY__CU_CAPTURE_MODE_RELAXED;
+  quay__cu_result result = api->cuThreadExchangeStreamCaptureMode(&mode);
+  if (result != QUAY__CU_SUCCESS)
+    return result;
+  result = api->cuStreamCreateWithPriority(&device->free_stream, QUAY__CU_STREAM_NON_BLOCKING, 0);
+  (void)quay__cuda_set_capture_mode(api, mode);
+  return result;
+}
+
 /* Retains the primary context and makes the stream for frees in it. */
 static quay_status open_context(quay__cuda_device *device) {
   const quay__cuda_api *const api = device->api;
@@ -196,14 +210,10 @@ static quay_status open_context(quay__cuda_device *device) {
   quay__cu_result result = api->cuDevicePrimaryCtxRetain(&device->context, device->handle);
   if (result != QUAY__CU_SUCCESS)
     return fail_make(result, ordinal, "its primary context can't be made");
-  quay__cu_context popped = NULL;
   result = api->cuCtxPushCurrent(device->context);
   if (result == QUAY__CU_SUCCESS) {
-    int mode = QUAY__CU_CAPTURE_MODE_RELAXED;
-    (void)api->cuThreadExchangeStreamCaptureMode(&mode);
-    result = api->cuStreamCreateWithPriority(&device->free_stream, QUAY__CU_STREAM_NON_BLOCKING, 0);
-    (void)api->cuThreadExchangeStreamCaptureMode(&mode);
-    (void)api->cuCtxPopCurrent(&popped);
+    result = create_free_stream(device);
+    (void)quay__cuda_pop_context(api);
   }
   if (result == QUAY__CU_SUCCESS)
     return QUAY_OK;
@@ -214,10 +224,9 @@ static quay_status open_context(quay__cuda_device *device) {
 
 static void close_context(quay__cuda_device *device) {
   const quay__cuda_api *const api = device->api;
-  quay__cu_context popped = NULL;
   if (api->cuCtxPushCurrent(device->context) == QUAY__CU_SUCCESS) {
     (void)api->cuStreamDestroy(device->free_stream);
-    (void)api->cuCtxPopCurrent(&popped);
+    (void)quay__cuda_pop_context(api);
   }
   (void)api->cuDevicePrimaryCtxRelease(device->handle);
 }
@@ -301,6 +310,8 @@ static quay_status make_first(const quay__cuda_api *api, uint64_t ordinal,
   const quay_status status = found != NULL ? QUAY_OK : make(api, ordinal, &found);
   if (status == QUAY_OK) {
     devices[ordinal] = found;
+    if (atomic_load_explicit(&devices_end, memory_order_relaxed) <= ordinal)
+      atomic_store_explicit(&devices_end, (unsigned)ordinal + 1, memory_order_relaxed);
     *out_device = quay_device_retain(found);
   }
   quay__global_release(QUAY__LOCK_CUDA);
@@ -414,6 +425,35 @@ quay_status quay__cuda_device_info(void *user, size_t index, quay_device_info *o
 }
 
 /* Shutdown. */
+
+static uint64_t collect(quay__cuda_device *device) {
+  if (atomic_load_explicit(&device->released_count, memory_order_relaxed) == 0)
+    return 0;
+  quay__error_state saved;
+  quay__error_save(&saved);
+  quay__cuda_scope scope;
+  uint64_t bytes = 0;
+  if (quay__cuda_enter(device, true, &scope) == QUAY_OK) {
+    bytes = quay__cuda_blocks_collect(device, false);
+    quay__cuda_leave(&scope);
+  }
+  quay__error_restore(&saved);
+  return bytes;
+}
+
+uint64_t quay__cuda_collect(void) {
+  if (quay__cuda_started() == NULL || !quay__cuda_callable())
+    return 0;
+  uint64_t bytes = 0;
+  const unsigned end = atomic_load_explicit(&devices_end, memory_order_relaxed);
+  for (unsigned i = 0; i < end; i++) {
+    quay_device *const device = find_made(i);
+    if (device != NULL && quay_device_health(device) == QUAY_HEALTH_OK)
+      bytes += collect(quay__cuda_device_of(device));
+    quay_device_release(device);
+  }
+  return bytes;
+}
 
 void quay__cuda_shutdown(void) {
   for (size_t i = 0; i < QUAY__CUDA_DEVICES_MAX; i++) {

@@ -1,4 +1,6 @@
 /* Lanes: the streams and the pinned memory that blocking copies go through. */
+#include <stdatomic.h>
+
 #include "core/error.h"
 #include "core/os.h"
 #include "cuda/cuda_impl.h"
@@ -51,6 +53,7 @@ static quay_status lane_new(quay__cuda_device *device, quay__cuda_lane **out_lan
   quay__cuda_lane *const lane = quay__os_calloc(1, sizeof *lane);
   if (lane == NULL)
     return quay__fail_out_of_memory(sizeof *lane, "a stream for copies");
+  atomic_init(&lane->taken, true);
   quay__cu_result result =
       api->cuStreamCreateWithPriority(&lane->stream, QUAY__CU_STREAM_NON_BLOCKING, 0);
   if (result == QUAY__CU_SUCCESS)
@@ -71,25 +74,61 @@ static quay_status lane_new(quay__cuda_device *device, quay__cuda_lane **out_lan
   return status;
 }
 
+/* The lane that this thread had last; there still if no lane was ended since. Another thread may
+ * have it now. */
+typedef struct last_lane {
+  const quay__cuda_device *device;
+  quay__cuda_lane *lane;
+  uint64_t ends;
+} last_lane;
+
+static _Thread_local last_lane last;
+/* How often lanes were ended, of any device. */
+static atomic_uint_fast64_t ends;
+
+static bool try_take(quay__cuda_lane *lane) {
+  return !atomic_load_explicit(&lane->taken, memory_order_relaxed) &&
+         !atomic_exchange_explicit(&lane->taken, true, memory_order_acquire);
+}
+
+static quay__cuda_lane *take_last(const quay__cuda_device *device) {
+  const bool there = last.device == device && last.lane != NULL &&
+                     last.ends == atomic_load_explicit(&ends, memory_order_acquire);
+  return there && try_take(last.lane) ? last.lane : NULL;
+}
+
 static quay__cuda_lane *take_idle(quay__cuda_device *device) {
   quay__lock_acquire(&device->lock);
-  quay__cuda_lane *const lane = device->lanes;
-  if (lane != NULL)
-    device->lanes = lane->next;
+  quay__cuda_lane *lane = device->lanes;
+  while (lane != NULL && !try_take(lane))
+    lane = lane->next;
   quay__lock_release(&device->lock);
   return lane;
 }
 
-quay_status quay__cuda_lane_take(quay__cuda_device *device, quay__cuda_lane **out_lane) {
-  *out_lane = take_idle(device);
-  return *out_lane != NULL ? QUAY_OK : lane_new(device, out_lane);
-}
-
-void quay__cuda_lane_give_back(quay__cuda_device *device, quay__cuda_lane *lane) {
+static quay_status take_new(quay__cuda_device *device, quay__cuda_lane **out_lane) {
+  quay__cuda_lane *lane;
+  QUAY_TRY(lane_new(device, &lane));
   quay__lock_acquire(&device->lock);
   lane->next = device->lanes;
   device->lanes = lane;
   quay__lock_release(&device->lock);
+  *out_lane = lane;
+  return QUAY_OK;
+}
+
+quay_status quay__cuda_lane_take(quay__cuda_device *device, quay__cuda_lane **out_lane) {
+  *out_lane = take_last(device);
+  if (__builtin_expect(*out_lane != NULL, 1))
+    return QUAY_OK;
+  *out_lane = take_idle(device);
+  return *out_lane != NULL ? QUAY_OK : take_new(device, out_lane);
+}
+
+void quay__cuda_lane_give_back(quay__cuda_device *device, quay__cuda_lane *lane) {
+  last = (last_lane){
+      .device = device, .lane = lane, .ends = atomic_load_explicit(&ends, memory_order_relaxed)};
+  atomic_store_explicit(&lane->taken, false, memory_order_release);
 }
 
 quay__cu_result quay__cuda_settle(quay__cuda_device *device, quay__cu_stream stream) {
@@ -123,7 +162,21 @@ quay__cu_pointer quay__cuda_lane_bounce(quay__cuda_device *device, quay__cuda_la
   return lane->bounce != 0 ? lane->bounce : (quay__cu_pointer)(uintptr_t)lane->slot;
 }
 
+/* Out of the list; NULL: none is idle. */
+static quay__cuda_lane *remove_idle(quay__cuda_device *device) {
+  quay__lock_acquire(&device->lock);
+  quay__cuda_lane **link = &device->lanes;
+  while (*link != NULL && !try_take(*link))
+    link = &(*link)->next;
+  quay__cuda_lane *const lane = *link;
+  if (lane != NULL)
+    *link = lane->next;
+  quay__lock_release(&device->lock);
+  return lane;
+}
+
 void quay__cuda_lanes_end(quay__cuda_device *device, bool gone) {
-  for (quay__cuda_lane *lane; (lane = take_idle(device)) != NULL;)
+  atomic_fetch_add_explicit(&ends, 1, memory_order_acq_rel);
+  for (quay__cuda_lane *lane; (lane = remove_idle(device)) != NULL;)
     lane_end(device, lane, gone);
 }

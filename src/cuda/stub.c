@@ -25,6 +25,10 @@ const quay_backend quay__backend_cuda = {
 
 void quay__cuda_shutdown(void) {}
 
+uint64_t quay__cuda_collect(void) {
+  return 0;
+}
+
 static quay_status fail(const char *function) {
   return quay_error_set(QUAY_STATUS_UNAVAILABLE, "cuda", 0, NULL, "%s: " REASON, function);
 }

@@ -108,7 +108,8 @@ static inline void check_bytes(const quay_buffer *buffer, const void *expected) 
 
 static inline void *current_context(void) {
   void *context = NULL;
-  cr_assert_eq(raw.ctx_get(&context), 0);
+  /* One call may be made to fail. */
+  cr_assert(raw.ctx_get(&context) == 0 || raw.ctx_get(&context) == 0);
   return context;
 }
 

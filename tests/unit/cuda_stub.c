@@ -7,6 +7,7 @@
 /* The stub under other names, beside the real backend. */
 #define quay__backend_cuda          stub_backend
 #define quay__cuda_shutdown         stub_shutdown
+#define quay__cuda_collect          stub_collect
 #define quay_cuda_adopt             stub_adopt
 #define quay_cuda_release           stub_release
 #define quay_cuda_pointer           stub_pointer
@@ -38,6 +39,10 @@ Test(cuda_stub, opening_says_that_it_is_not_built_in_and_what_to_do) {
   quay_allocator *allocator = (quay_allocator *)&allocator;
   CHECK_NOT_BUILT_IN(stub_backend.open(stub_backend.user, &args, &allocator));
   cr_assert_null(allocator);
+}
+
+Test(cuda_stub, there_is_nothing_to_collect) {
+  cr_assert_eq(stub_collect(), 0);
 }
 
 Test(cuda_stub, the_list_of_devices_has_one_line_with_the_reason) {
