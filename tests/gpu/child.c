@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -278,6 +279,179 @@ static bool a_child_of_fork_exits_with_live_buffers(void) {
   return round_trip();
 }
 
+/* Two processes. The other one is forked before either starts the driver. */
+
+typedef struct message {
+  bool good;
+  union {
+    quay_cuda_shared shared;
+    quay_cuda_ipc ipc;
+  } memory;
+} message;
+
+typedef union rights {
+  struct cmsghdr header;
+  char room[CMSG_SPACE(sizeof(int))];
+} rights;
+
+/* With a descriptor unless `file` is -1. */
+static bool send_message(int to, message *what, int file) {
+  rights control = {.room = {0}};
+  struct iovec data = {.iov_base = what, .iov_len = sizeof *what};
+  struct msghdr header = {.msg_iov = &data, .msg_iovlen = 1};
+  if (file >= 0) {
+    header.msg_control = &control;
+    header.msg_controllen = sizeof control;
+    struct cmsghdr *const right = CMSG_FIRSTHDR(&header);
+    right->cmsg_level = SOL_SOCKET;
+    right->cmsg_type = SCM_RIGHTS;
+    right->cmsg_len = CMSG_LEN(sizeof file);
+    memcpy(CMSG_DATA(right), &file, sizeof file);
+  }
+  return sendmsg(to, &header, 0) == (ssize_t)sizeof *what;
+}
+
+/* `*out_file` is -1 if none came. */
+static bool receive_message(int from, message *out, int *out_file) {
+  rights control = {.room = {0}};
+  struct iovec data = {.iov_base = out, .iov_len = sizeof *out};
+  struct msghdr header = {
+      .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+  *out_file = -1;
+  if (recvmsg(from, &header, 0) != (ssize_t)sizeof *out || !out->good)
+    return false;
+  const struct cmsghdr *const right = CMSG_FIRSTHDR(&header);
+  if (right != NULL && right->cmsg_type == SCM_RIGHTS)
+    memcpy(out_file, CMSG_DATA(right), sizeof *out_file);
+  return true;
+}
+
+/* A kernel of this process writes all of the buffer. */
+static bool write_pattern(uint32_t seed) {
+  const quay_use use = {buffer, QUAY_WRITE};
+  quay_access access;
+  NEED(quay_access_begin(stream, &use, 1, &access) == QUAY_OK);
+  uint64_t address = access.pointers[0], words = SIZE / 4;
+  NEED(gpu_launch(0, GPU_PATTERN, (CUstream)(uintptr_t)quay_cuda_stream(stream),
+                  (void *[]){&address, &words, &seed}, words) == CUDA_SUCCESS);
+  NEED(quay_access_end(&access) == QUAY_OK);
+  return HOLDS(quay_buffer_synchronize(buffer) == QUAY_OK);
+}
+
+static bool holds_pattern(uint32_t seed) {
+  memset(found, 0xee, SIZE);
+  NEED(quay_buffer_copy_out(buffer, found, SIZE) == QUAY_OK);
+  for (uint64_t i = 0; i < SIZE / 4; i++) {
+    uint32_t word;
+    memcpy(&word, found + i * 4, sizeof word);
+    NEED(word == gpu_word(i, seed));
+  }
+  return true;
+}
+
+static bool make_for_others(bool exportable) {
+  const quay_alloc_options options = {.exportable = exportable};
+  const int64_t shape = SIZE;
+  NEED(start_kernels());
+  NEED(quay_allocator_open("cuda:0", &gpu) == QUAY_OK);
+  NEED(quay_stream_create(quay_allocator_device(gpu), NULL, &stream) == QUAY_OK);
+  return HOLDS(quay_buffer_create(gpu, QUAY_U8, 1, &shape, &options, &buffer) == QUAY_OK);
+}
+
+static bool export_to(int to, bool exportable) {
+  message out = {.good = true};
+  NEED(make_for_others(exportable) && write_pattern(0x13572468u));
+  const quay_status status = exportable ? quay_cuda_export(buffer, &out.memory.shared)
+                                        : quay_cuda_ipc_export(buffer, &out.memory.ipc);
+  if (status == QUAY_STATUS_UNSUPPORTED)
+    exit(SKIPPED);
+  NEED(status == QUAY_OK);
+  const int file = exportable ? out.memory.shared.file : -1;
+  NEED(send_message(to, &out, file));
+  if (file >= 0)
+    (void)close(file);
+  return true;
+}
+
+static bool import_from(int from, bool exportable) {
+  message in;
+  int file = -1;
+  quay_raw_buffer raw;
+  const int64_t shape = SIZE;
+  NEED(receive_message(from, &in, &file));
+  NEED(start_kernels());
+  NEED(quay_allocator_open("cuda:0", &gpu) == QUAY_OK);
+  NEED(quay_stream_create(quay_allocator_device(gpu), NULL, &stream) == QUAY_OK);
+  in.memory.shared.file = exportable ? file : in.memory.shared.file;
+  NEED((exportable ? quay_cuda_import(gpu, &in.memory.shared, &raw)
+                   : quay_cuda_ipc_import(gpu, &in.memory.ipc, &raw)) == QUAY_OK);
+  if (file >= 0)
+    (void)close(file);
+  return HOLDS(quay_buffer_from_raw(&raw, QUAY_U8, 1, &shape, &buffer) == QUAY_OK);
+}
+
+/* The other process: looks at the memory, and writes it with a kernel. */
+static bool change_imported(int socket, bool exportable) {
+  message done = {.good = true};
+  NEED(import_from(socket, exportable));
+  NEED(holds_pattern(0x13572468u));
+  NEED(write_pattern(0x24681357u));
+  release_all();
+  NEED(quay_shutdown() == QUAY_OK);
+  return HOLDS(send_message(socket, &done, -1));
+}
+
+static bool share(bool exportable) {
+  int sockets[2], status = 1, file = -1;
+  message done;
+  NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+  const pid_t other = fork();
+  if (other == 0) {
+    (void)close(sockets[0]);
+    _exit(change_imported(sockets[1], exportable) ? 0 : 1);
+  }
+  (void)close(sockets[1]);
+  NEED(export_to(sockets[0], exportable));
+  NEED(receive_message(sockets[0], &done, &file));
+  NEED(waitpid(other, &status, 0) == other && status == 0);
+  NEED(holds_pattern(0x24681357u));
+  release_all();
+  return HOLDS(quay_shutdown() == QUAY_OK);
+}
+
+static bool exported_memory_is_written_by_a_kernel_of_another_process(void) {
+  return share(true);
+}
+
+static bool plain_memory_is_written_by_a_kernel_of_another_process(void) {
+  return share(false);
+}
+
+/* The exporter is the other process here. */
+static bool exported_memory_outlives_the_process_that_exported_it(void) {
+  int sockets[2], status = 1;
+  NEED(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+  const pid_t other = fork();
+  if (other == 0) {
+    (void)close(sockets[0]);
+    if (!export_to(sockets[1], true))
+      _exit(1);
+    release_all();
+    _exit(quay_shutdown() == QUAY_OK ? 0 : 1);
+  }
+  (void)close(sockets[1]);
+  NEED(waitpid(other, &status, 0) == other);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == SKIPPED)
+    exit(SKIPPED);
+  NEED(status == 0);
+  NEED(import_from(sockets[0], true));
+  NEED(holds_pattern(0x13572468u));
+  NEED(write_pattern(0x24681357u));
+  NEED(holds_pattern(0x24681357u));
+  release_all();
+  return HOLDS(quay_shutdown() == QUAY_OK);
+}
+
 /* Exit. What goes wrong here is a crash, a hang, or a sanitizer's finding. */
 
 static bool exit_with_live_buffers_is_clean(void) {
@@ -397,6 +571,9 @@ static const struct {
     SCENARIO(a_fault_leaves_host_memory_usable),
     SCENARIO(a_child_of_fork_is_refused_with_a_clear_error_and_has_host_memory),
     SCENARIO(a_child_of_fork_exits_with_live_buffers),
+    SCENARIO(exported_memory_is_written_by_a_kernel_of_another_process),
+    SCENARIO(exported_memory_outlives_the_process_that_exported_it),
+    SCENARIO(plain_memory_is_written_by_a_kernel_of_another_process),
     SCENARIO(exit_with_live_buffers_is_clean),
     SCENARIO(exit_while_a_kernel_runs_is_clean),
     SCENARIO(exit_while_a_thread_copies_is_clean),

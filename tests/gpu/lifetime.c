@@ -23,11 +23,11 @@ static void overwrite_what_comes_next(quay_allocator *gpu, const quay_alloc_opti
 
 /* A kernel waits at gate 0 before it reads the buffer, which is released meanwhile. That a release
  * waited shows when the test ends: the kernel would have given up. */
-static void check_release(const char *spec, bool ordered) {
+static void check_release(const char *spec, bool ordered, bool exportable) {
   gpu_begin();
   quay_allocator *const gpu = gpu_open(spec), *const device = gpu_open("cuda:0");
   quay_stream *const stream = gpu_stream(gpu), *const other = gpu_stream(gpu);
-  const quay_alloc_options options = {.stream = ordered ? other : NULL};
+  const quay_alloc_options options = {.stream = ordered ? other : NULL, .exportable = exportable};
   quay_buffer *const from = gpu_buffer(gpu, GPU_WORDS, GPU_NEW, &options);
   quay_buffer *const to = gpu_buffer(device, GPU_WORDS, GPU_OLD, NULL);
   gpu_read(stream, from, to, 0);
@@ -48,19 +48,24 @@ static void check_release(const char *spec, bool ordered) {
 }
 
 Test(gpu_lifetime, device_memory_is_kept_until_the_kernel_that_reads_it_is_done) {
-  check_release("cuda:0", false);
+  check_release("cuda:0", false, false);
 }
 
 Test(gpu_lifetime, stream_ordered_memory_is_kept_until_the_kernel_that_reads_it_is_done) {
-  check_release("cuda:0", true);
+  check_release("cuda:0", true, false);
+}
+
+/* The driver unmaps without waiting for kernels. */
+Test(gpu_lifetime, exportable_memory_is_kept_until_the_kernel_that_reads_it_is_done) {
+  check_release("cuda:0", false, true);
 }
 
 Test(gpu_lifetime, pinned_memory_is_kept_until_the_kernel_that_reads_it_is_done) {
-  check_release("cuda:0,memory=pinned", false);
+  check_release("cuda:0,memory=pinned", false, false);
 }
 
 Test(gpu_lifetime, managed_memory_is_kept_until_the_kernel_that_reads_it_is_done) {
-  check_release("cuda:0,memory=managed", false);
+  check_release("cuda:0,memory=managed", false, false);
 }
 
 Test(gpu_lifetime, the_source_of_a_copy_on_a_stream_is_kept_until_the_copy_is_done) {

@@ -168,6 +168,17 @@ static capture begin_capture(void) {
   return of;
 }
 
+/* The stream can be used again. */
+static void close_capture(capture *of) {
+  gpu_write(of->wrapped, of->buffer, GPU_NEW, GPU_AT_ONCE);
+  gpu_expect(of->buffer, GPU_NEW);
+  quay_stream_release(of->wrapped);
+  quay_buffer_release(of->buffer);
+  CU_OK(cu->cuStreamDestroy_v2(of->native));
+  CU_OK(cu->cuMemFree_v2(of->target));
+  CU_OK(gpu_leave());
+}
+
 /* What was captured can be run, where the driver can. */
 static void end_capture(capture *of) {
   CUgraph graph = NULL;
@@ -186,13 +197,7 @@ static void end_capture(capture *of) {
   }
   CU_OK(cu->cuGraphDestroy(graph));
   gpu_expect(of->buffer, GPU_OLD);
-  gpu_write(of->wrapped, of->buffer, GPU_NEW, GPU_AT_ONCE); /* usable again */
-  gpu_expect(of->buffer, GPU_NEW);
-  quay_stream_release(of->wrapped);
-  quay_buffer_release(of->buffer);
-  CU_OK(cu->cuStreamDestroy_v2(of->native));
-  CU_OK(cu->cuMemFree_v2(of->target));
-  CU_OK(gpu_leave());
+  close_capture(of);
 }
 
 Test(gpu_streams, an_access_on_a_capturing_stream_is_refused_and_the_capture_stays_intact) {
@@ -227,6 +232,33 @@ Test(gpu_streams, waiting_for_a_capturing_stream_is_refused_and_the_capture_stay
   CHECK_FAILS(quay_stream_synchronize(of.wrapped), QUAY_STATUS_UNSUPPORTED);
   CHECK_FAILS(quay_event_record(of.wrapped, &event), QUAY_STATUS_UNSUPPORTED);
   end_capture(&of);
+}
+
+Test(gpu_streams, an_untracked_access_gives_addresses_for_a_graph_that_is_run_in_an_access) {
+  capture of = begin_capture();
+  const quay_use use = {of.buffer, QUAY_WRITE};
+  quay_access access;
+  CHECK_OK(quay_access_begin_untracked(of.wrapped, &use, 1, &access));
+  uint64_t to = access.pointers[0], words = GPU_WORDS;
+  uint32_t seed = GPU_ODD;
+  CU_OK(gpu_launch(0, GPU_PATTERN, of.native, (void *[]){&to, &words, &seed}, words));
+  CHECK_OK(quay_access_end(&access));
+  CUgraph graph = NULL;
+  CU_OK(cu->cuStreamEndCapture(of.native, &graph));
+  cr_assert_not_null(graph);
+  if (cu->cuGraphInstantiateWithFlags != NULL && cu->cuGraphLaunch != NULL) {
+    CUgraphExec exec = NULL;
+    CU_OK(cu->cuGraphInstantiateWithFlags(&exec, graph, 0));
+    gpu_expect(of.buffer, GPU_OLD);
+    CHECK_OK(quay_access_begin(of.wrapped, &use, 1, &access));
+    gpu_keep_busy(0, of.native, GPU_ASLEEP);
+    CU_OK(cu->cuGraphLaunch(exec, of.native));
+    CHECK_OK(quay_access_end(&access));
+    gpu_expect(of.buffer, GPU_ODD);
+    CU_OK(cu->cuGraphExecDestroy(exec));
+  }
+  CU_OK(cu->cuGraphDestroy(graph));
+  close_capture(&of);
 }
 
 /* Quay's other calls go on in the thread that captures, in the driver's strictest mode. */
