@@ -5,10 +5,17 @@
  *                    of adopted memory, which is in no number and no list, double frees and, in the
  *                    log when the allocator's last reference is given back, leaks
  *   limit:BYTES      all that is allocated together never exceeds BYTES (limit:8GiB): a request
- * that would fails with LIMIT_EXCEEDED. Exact, also when threads race: a request is refused only if
- * what is live at that moment leaves it no room, and waits for requests under way that may yet
- * fail. Counted are bytes as asked for, without what alignment and the inner allocator add, and
- * pages that a layer around it commits; adopted memory is not. The peak in its statistics is exact
+ *                    that would fails with LIMIT_EXCEEDED. Exact, also when threads race: a request
+ *                    is refused only if what is live at that moment leaves it no room, and waits
+ *                    for requests under way that may yet fail. Counted are bytes as asked for,
+ *                    without what alignment and the inner allocator add, and pages that a layer
+ *                    around it commits; adopted memory is not. The peak in its statistics is exact
+ *   trace:PATH       writes every allocation and free into a log in the format of the RAPIDS Memory
+ *                    Manager, which `quay replay` reads. A file that is there is replaced. What
+ *                    stands in it can be replayed, also when threads race, when the program frees
+ *                    twice and when the process was killed. See below
+ *     flush=N        the file is written after every N events (default 128), when the buffer of 64
+ *                    KiB is full, by quay_trace_flush(), when the allocator is released and at exit
  *   fault            fails calls on purpose, for tests
  *     after=N        the first N matching calls succeed, every one after them fails
  *     nth=N          the N-th matching call fails, the others succeed
@@ -80,6 +87,28 @@ QUAY_API QUAY_NODISCARD quay_status quay_track_locate(quay_allocator *allocator,
  * Errors: INVALID_ARGUMENT (NULL, or no track layer in it); BUSY.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_track_check(quay_allocator *allocator);
+
+/* The trace layer.
+ *
+ * Lines are `Thread,Time,Action,Pointer,Size,Stream`: the system's number of the thread; the time
+ * since the layer was opened, which never goes back, as hours:minutes:seconds:microseconds;
+ * `allocate`, `free` or `allocate failure`; the address on the device, 0x0 for empty blocks, and a
+ * number from 2^63 where memory has no address; bytes as asked for; quay_stream_id() of the stream
+ * that the block was allocated on, 0x0 for none. Released memory is logged as freed; adopted
+ * memory, address space and pages (what a pool inside which the layer stands asks for) are not
+ * logged: put it around the pool.
+ *
+ * A file that can't be written never fails an allocation: it is reported through the log callback
+ * and counted in `error_count`, the lines wait in the buffer, and writing is tried again. If the
+ * buffer fills up meanwhile, the log ends for good with the last line that fitted, and how many are
+ * missing is reported at the end. A forked child logs nothing: the file is its parent's. */
+
+/* Writes what every trace layer from `allocator` inwards has in its buffer to its file. The system
+ * then has it, so that the end of the process loses nothing; it is not forced to the disk.
+ * Errors: INVALID_ARGUMENT (NULL, or no trace layer in it); IO (the disk is full: ENOSPC ...), also
+ * if an earlier loss has ended the log.
+ * Thread-safety: any thread. */
+QUAY_API QUAY_NODISCARD quay_status quay_trace_flush(quay_allocator *allocator);
 
 /* The fault layer. */
 

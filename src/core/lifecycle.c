@@ -37,13 +37,18 @@ static void after_fork_in_child(void) {
   quay__lock_after_fork_in_child();
 }
 
+static void at_exit(void) {
+  quay__workers_stop();
+  quay__traces_flush_at_exit();
+}
+
 static void begin(void) {
   /* Both fail only for want of memory at the start of the process; what is lost then is the safety
    * of fork and the tidy end of idle threads. */
   if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) {
     quay_log(QUAY_LOG_WARNING, "no memory to register fork handlers: do not use Quay after fork");
   }
-  if (atexit(quay__workers_stop) != 0) {
+  if (atexit(at_exit) != 0) {
     quay_log(QUAY_LOG_WARNING,
              "no memory to register an exit handler: threads end with the process");
   }

@@ -38,6 +38,9 @@ void quay__cuda_shutdown(void);
  * its bytes. Keeps the thread's error. */
 uint64_t quay__cuda_collect(void);
 
+/* Writes what trace layers have in their buffers. The trace layer implements it. */
+void quay__traces_flush_at_exit(void);
+
 void quay__live_add(quay__live_kind kind, int64_t delta);
 int64_t quay__live_get(quay__live_kind kind);
 

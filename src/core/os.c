@@ -294,6 +294,10 @@ uint64_t quay__os_nanoseconds(void) {
   return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+uint64_t quay__os_thread_id(void) {
+  return (uint64_t)gettid();
+}
+
 void *quay__os_library_open(const char *path) {
   return dlopen(path, RTLD_NOW | RTLD_LOCAL);
 }

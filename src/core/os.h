@@ -79,6 +79,8 @@ size_t quay__os_huge_page_size(void);
 int quay__os_memory_info(uint64_t *out_total, uint64_t *out_available);
 /* A clock that never goes back, in nanoseconds. */
 uint64_t quay__os_nanoseconds(void);
+/* The system's number of the calling thread. A system call. */
+uint64_t quay__os_thread_id(void);
 /* Shared libraries, their symbols local to them. NULL on failure; the text of the last one is the
  * calling thread's, "" if there was none. */
 void *quay__os_library_open(const char *path);

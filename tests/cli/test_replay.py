@@ -119,6 +119,19 @@ class Replay(ReplayTest):
         path = self.trace(alloc(0x1000, 1000), alloc(0x2000, 2000))
         self.assertEqual(self.replay(path, on="fault:after=2+cpu")["failed"], 2)
 
+    def test_the_log_of_a_trace_layer_replays_with_the_same_figures(self):
+        trace = os.path.join(DATA, "traces", "two_stream.csv.gz")
+        log = self.path("log.csv")
+        first = self.replay(trace, on=f"trace:{log}+cpu")
+        again = self.replay(log, on="track+cpu")
+        # Both passes, and what each left live freed.
+        with open(log) as file:
+            lines = file.read().splitlines()
+        allocated = sum(",allocate," in text for text in lines)
+        self.assertEqual(again["events"], 2 * allocated)
+        self.assertEqual(again["events"], len(lines) - 1)
+        self.assertEqual(again["peak_live_bytes"], first["peak_live_bytes"])
+
     def test_nothing_live_has_no_ratio(self):
         figures = self.replay(self.trace())
         self.assertEqual([figures[key] for key in KEYS], [0] * len(KEYS))

@@ -191,10 +191,11 @@ static quay_status sample(const replay *run, replay_pass *pass) {
 }
 
 static quay_status run_pass(const replay *run, replay_pass *pass) {
-  const replay_event *const end = run->trace->events + run->trace->count;
+  const size_t count = run->trace->count;
   uint64_t seen = 0;
   const double begun = now_seconds();
-  for (const replay_event *event = run->trace->events; event != end; ++event) {
+  for (size_t i = 0; i < count; ++i) {
+    const replay_event *const event = &run->trace->events[i];
     if (event->is_free) {
       release(run, event, pass);
     } else {
