@@ -55,9 +55,8 @@ static quay_status meter_release(quay_allocator *allocator, quay_raw_buffer *raw
 
 static quay_status meter_reserve(quay_allocator *allocator, uint64_t size, uint64_t alignment,
                                  quay_raw_buffer *out_raw) {
-  quay_allocator *const inner = allocator->inner;
   const uint64_t begun = begin();
-  const quay_status status = inner->vtable.reserve(inner, size, alignment, out_raw);
+  const quay_status status = quay__reserve(allocator->inner, size, alignment, out_raw);
   end(allocator, begun);
   return status;
 }

@@ -9,7 +9,6 @@
 void quay__reservations_init(quay__reservations *reservations) {
   quay__lock_init(&reservations->lock);
   reservations->first = NULL;
-  atomic_init(&reservations->count, 0);
 }
 
 void quay__reservations_destroy(quay__reservations *reservations) {
@@ -27,24 +26,20 @@ quay_status quay__reservations_reserve(quay__reservations *reservations, quay_al
   quay__reservation *const entry = quay__os_calloc(1, sizeof *entry);
   if (entry == NULL)
     return quay__fail_out_of_memory(sizeof *entry, "a layer's record of a reservation");
-  quay_status status = inner->vtable.reserve(inner, size, alignment, out_raw);
+  quay_status status = quay__reserve(inner, size, alignment, out_raw);
   if (status != QUAY_OK) {
     quay__os_free(entry);
     return status;
   }
-  out_raw->size = size;
   status = inner->vtable.address(inner, out_raw, &entry->address);
   if (status != QUAY_OK) {
-    quay__error_shield();
-    inner->vtable.free(inner, out_raw, NULL, 0);
-    quay__error_unshield();
+    quay__free(inner, out_raw, NULL, 0);
     quay__os_free(entry);
     return status;
   }
   quay__lock_acquire(&reservations->lock);
   entry->next = reservations->first;
   reservations->first = entry;
-  atomic_fetch_add_explicit(&reservations->count, 1, memory_order_relaxed);
   quay__lock_release(&reservations->lock);
   return QUAY_OK;
 }
@@ -58,10 +53,9 @@ static quay__reservation **find(quay__reservations *reservations, uint64_t addre
   return link;
 }
 
-/* The raw buffer's address. False if it is of no reservation for sure. */
-static bool find_address(const quay__reservations *reservations, quay_allocator *inner,
-                         const quay_raw_buffer *raw, uint64_t *out_address) {
-  if (atomic_load_explicit(&reservations->count, memory_order_relaxed) == 0)
+/* The address of a reservation. */
+static bool find_address(quay_allocator *inner, const quay_raw_buffer *raw, uint64_t *out_address) {
+  if ((raw->flags & QUAY__RAW_RESERVED) == 0)
     return false;
   quay__error_shield();
   const bool found = inner->vtable.address(inner, raw, out_address) == QUAY_OK;
@@ -72,7 +66,7 @@ static bool find_address(const quay__reservations *reservations, quay_allocator 
 void quay__reservations_count(quay__reservations *reservations, quay_allocator *inner,
                               const quay_raw_buffer *raw, uint64_t size) {
   uint64_t address;
-  if (!find_address(reservations, inner, raw, &address))
+  if (!find_address(inner, raw, &address))
     return;
   quay__lock_acquire(&reservations->lock);
   quay__reservation *const entry = *find(reservations, address);
@@ -84,7 +78,7 @@ void quay__reservations_count(quay__reservations *reservations, quay_allocator *
 bool quay__reservations_forget(quay__reservations *reservations, quay_allocator *inner,
                                const quay_raw_buffer *raw, uint64_t *out_committed) {
   uint64_t address;
-  if (!find_address(reservations, inner, raw, &address))
+  if (!find_address(inner, raw, &address))
     return false;
   quay__lock_acquire(&reservations->lock);
   quay__reservation **const link = find(reservations, address);
@@ -92,7 +86,6 @@ bool quay__reservations_forget(quay__reservations *reservations, quay_allocator 
   if (entry != NULL) {
     *link = entry->next;
     *out_committed = entry->committed;
-    atomic_fetch_sub_explicit(&reservations->count, 1, memory_order_relaxed);
   }
   quay__lock_release(&reservations->lock);
   quay__os_free(entry);

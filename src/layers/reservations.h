@@ -1,10 +1,9 @@
 /* The address space that was reserved through a layer, and how much of each piece is committed: for
- * layers that count memory, and must tell a reservation from a block when it is freed. */
+ * layers that count memory. */
 #ifndef QUAY_LAYERS_RESERVATIONS_H
 #define QUAY_LAYERS_RESERVATIONS_H
 
 #include <quay/backend.h>
-#include <stdatomic.h>
 
 #include "core/lock.h"
 
@@ -18,7 +17,6 @@ typedef struct quay__reservation {
 typedef struct quay__reservations {
   quay__lock lock; /* guards the list and what is in it */
   quay__reservation *first;
-  atomic_uint count; /* so that layers whose inner allocator has none lock nothing */
 } quay__reservations;
 
 void quay__reservations_init(quay__reservations *reservations);
@@ -34,7 +32,8 @@ quay_status quay__reservations_reserve(quay__reservations *reservations, quay_al
 void quay__reservations_count(quay__reservations *reservations, quay_allocator *inner,
                               const quay_raw_buffer *raw, uint64_t size);
 
-/* Forgets the reservation `raw` is, and tells how much of it was committed. False: it is none. */
+/* Forgets the reservation that `raw` is, and tells how much of it was committed. False: it is a
+ * block. */
 bool quay__reservations_forget(quay__reservations *reservations, quay_allocator *inner,
                                const quay_raw_buffer *raw, uint64_t *out_committed);
 

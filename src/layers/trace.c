@@ -14,7 +14,6 @@
 #include "core/lock.h"
 #include "core/os.h"
 #include "core/registry.h"
-#include "layers/reservations.h"
 #include "layers/trace_live.h"
 #include "layers/trace_writer.h"
 
@@ -32,7 +31,6 @@ typedef struct trace_layer {
   quay__trace_state reported; /* the state that the log callback was last told */
   uint32_t fork_generation;   /* of the process that opened it: a child has the same file */
   struct trace_layer *next;   /* in the list of all; guarded by QUAY__LOCK_TRACES */
-  quay__reservations reserved;
 } trace_layer;
 
 static trace_layer *traces;
@@ -179,15 +177,13 @@ static quay_status trace_alloc(quay_allocator *allocator, const quay_alloc_reque
   return QUAY_OK;
 }
 
-static bool is_reservation(quay_allocator *allocator, const quay_raw_buffer *raw) {
-  trace_layer *const layer = allocator->self;
-  uint64_t committed;
-  return quay__reservations_forget(&layer->reserved, allocator->inner, raw, &committed);
+static bool is_logged(quay_allocator *allocator, const quay_raw_buffer *raw) {
+  return (raw->flags & QUAY__RAW_RESERVED) == 0 && !is_forked(allocator->self);
 }
 
 static void trace_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                        size_t count) {
-  if (!is_reservation(allocator, raw) && !is_forked(allocator->self))
+  if (is_logged(allocator, raw))
     log_free(allocator, key_of(raw), raw->size);
   quay__free(allocator->inner, raw, pending, count);
 }
@@ -196,15 +192,9 @@ static quay_status trace_release(quay_allocator *allocator, quay_raw_buffer *raw
                                  quay_host_memory *out_memory) {
   const quay_raw_buffer before = *raw;
   QUAY_TRY(quay__release(allocator->inner, raw, out_memory));
-  if (!is_reservation(allocator, &before) && !is_forked(allocator->self))
+  if (is_logged(allocator, &before))
     log_free(allocator, key_of(&before), before.size);
   return QUAY_OK;
-}
-
-static quay_status trace_reserve(quay_allocator *allocator, uint64_t size, uint64_t alignment,
-                                 quay_raw_buffer *out_raw) {
-  trace_layer *const layer = allocator->self;
-  return quay__reservations_reserve(&layer->reserved, allocator->inner, size, alignment, out_raw);
 }
 
 /* Ends. */
@@ -295,7 +285,6 @@ static void trace_destroy(void *self) {
   leave_list(layer);
   end_file(layer);
   quay__trace_live_clear(&layer->live);
-  quay__reservations_destroy(&layer->reserved);
   quay__lock_destroy(&layer->lock);
   quay__os_free(layer);
 }
@@ -362,7 +351,6 @@ static quay_status make_layer(const trace_settings *settings, trace_layer **out_
   }
   layer->fork_generation = quay__fork_generation;
   quay__lock_init(&layer->lock);
-  quay__reservations_init(&layer->reserved);
   enter_list(layer);
   *out_layer = layer;
   return QUAY_OK;
@@ -376,7 +364,7 @@ static quay_status trace_open(const quay_spec_args *args, quay_allocator *inner,
   QUAY_TRY(parse(args, &settings));
   QUAY_TRY(write_spec(args, &settings, spec, sizeof spec));
   QUAY_TRY(make_layer(&settings, &layer));
-  quay_allocator_vtable vtable = {
+  const quay_allocator_vtable vtable = {
       .destroy = trace_destroy,
       .version = QUAY_ALLOCATOR_VTABLE_VERSION,
       .struct_size = sizeof(quay_allocator_vtable),
@@ -384,8 +372,6 @@ static quay_status trace_open(const quay_spec_args *args, quay_allocator *inner,
       .free = trace_free,
       .release = trace_release,
   };
-  if (inner->has_reserve)
-    vtable.reserve = trace_reserve;
   const quay_status status =
       quay__layer_create(&vtable, layer, "trace", spec, inner, out_allocator);
   if (status != QUAY_OK) {

@@ -22,9 +22,7 @@ enum {
 /* Text. */
 
 static char *put_text(char *out, const char *text) {
-  const size_t length = strlen(text);
-  memcpy(out, text, length);
-  return out + length;
+  return stpcpy(out, text); /* with a NUL, for which there is room */
 }
 
 /* At least `width` digits. */

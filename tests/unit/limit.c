@@ -181,7 +181,7 @@ Test(limit, committed_pages_are_counted_and_reserved_address_space_is_not) {
   quay_allocator *allocator = open("limit:1MiB+cpu");
   const uint64_t page = allocator->page_size, limit = 1 << 20;
   quay_raw_buffer raw = {.arm = QUAY_RAW_NONE};
-  CHECK_OK(allocator->vtable.reserve(allocator, 64 * limit, page, &raw));
+  CHECK_OK(quay__reserve(allocator, 64 * limit, page, &raw));
   CHECK_OK(allocator->vtable.commit(allocator, &raw, 0, limit - page));
   check_fits(allocator, page);
   check_refused(allocator, page + 1);
@@ -192,7 +192,7 @@ Test(limit, committed_pages_are_counted_and_reserved_address_space_is_not) {
   CHECK_OK(allocator->vtable.decommit(allocator, &raw, 0, 3 * page));
   check_fits(allocator, 3 * page);
   check_refused(allocator, 3 * page + 1);
-  allocator->vtable.free(allocator, &raw, NULL, 0);
+  quay_raw_buffer_free(&raw);
   check_fits(allocator, limit);
   check_refused(allocator, limit + 1);
   quay_allocator_release(allocator);

@@ -1,5 +1,6 @@
 /* The trace layer: what its log says, that it can be replayed whatever happens, and what becomes of
  * it when the file can't be written. The log is read by the program's own reader. */
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -153,15 +154,12 @@ Test(trace, a_line_looks_as_rmm_writes_it) {
   quay_allocator_release(allocator);
   char *text = text_of(path);
   cr_assert_eq(strncmp(text, HEADER, strlen(HEADER)), 0);
-  unsigned long thread = 0;
-  unsigned hours, minutes, seconds, microseconds;
-  int used = 0;
-  cr_assert_eq(sscanf(text + strlen(HEADER), "%lu,%2u:%2u:%2u:%6u%n", &thread, &hours, &minutes,
-                      &seconds, &microseconds, &used),
-               5);
-  cr_assert_eq(used - (int)strcspn(text + strlen(HEADER), ","), 16);
-  cr_assert_eq(thread, (unsigned long)gettid());
-  cr_assert_eq(strncmp(text + strlen(HEADER) + used, expected, strlen(expected)), 0, "%s", text);
+  char *time = NULL;
+  cr_assert_eq(strtoul(text + strlen(HEADER), &time, 10), (unsigned long)gettid());
+  const char *digits = ",00:00:00:000000";
+  for (size_t i = 0; i < strlen(digits); i++)
+    cr_assert(digits[i] == '0' ? isdigit(time[i]) : time[i] == digits[i], "%s", time);
+  cr_assert_eq(strncmp(time + strlen(digits), expected, strlen(expected)), 0, "%s", text);
   free(text);
 }
 
@@ -265,9 +263,9 @@ Test(trace, reserved_address_space_is_not_logged) {
   const char *path = test_path("log");
   quay_allocator *allocator = open_spec("trace:%s+cpu", path);
   quay_raw_buffer raw = {.arm = QUAY_RAW_NONE};
-  CHECK_OK(allocator->vtable.reserve(allocator, 1 << 20, 4096, &raw));
+  CHECK_OK(quay__reserve(allocator, 1 << 20, 4096, &raw));
   CHECK_OK(allocator->vtable.commit(allocator, &raw, 0, 4096));
-  allocator->vtable.free(allocator, &raw, NULL, 0);
+  quay_raw_buffer_free(&raw);
   quay_allocator_release(allocator);
   cr_assert_eq(read_log(path).count, 0);
 }
@@ -570,10 +568,10 @@ Test(trace, a_spec_without_a_path_or_with_a_wrong_number_is_refused) {
 }
 
 Test(trace, a_path_that_is_too_long_for_a_spec_is_refused) {
-  char spec[2000];
-  memset(spec, 'x', sizeof spec);
-  memcpy(spec, "trace:", 6);
-  memcpy(spec + sizeof spec - 5, "+cpu", 5);
+  char path[2000], spec[2100];
+  memset(path, 'x', sizeof path - 1);
+  path[sizeof path - 1] = '\0';
+  snprintf(spec, sizeof spec, "trace:%s+cpu", path);
   quay_allocator *allocator = NULL;
   CHECK_FAILS(quay_allocator_open(spec, &allocator), QUAY_STATUS_INVALID_ARGUMENT);
   CHECK_MESSAGE("longer");
