@@ -3,7 +3,9 @@
  * Copies to and from a mapped file never raise SIGBUS: a file that was truncated behind the map is
  * an I/O error there. They read and write the file itself, with several readers, or copy from the
  * mapping while a read lease (fcntl(2), F_SETLEASE) keeps the file as it is: for a millisecond or
- * less at a time, during which whoever opens the file for writing or truncates it has to wait. A
+ * less at a time, during which whoever opens the file for writing or truncates it has to wait (who
+ * does so in the very moment that a lease begins may have SIGURG sent to the program, a signal that
+ * by default does nothing). A
  * file that is open for writing is read without leases. What the program does through a host
  * pointer is its own: touching a page past the end of a truncated file raises SIGBUS. A file that
  * has grown behind the map is no error: every mapped byte is still where it was, so that reads,

@@ -53,7 +53,8 @@ int quay__os_fdatasync(int file);
 int quay__os_direct_alignment(int file, uint32_t *out_memory, uint32_t *out_offset);
 /* Read leases: while one is held, whoever opens the file for writing or truncates it waits (for as
  * long as /proc/sys/fs/lease-break-time says). lease() fails with EAGAIN where the file is open for
- * writing; no signal is sent when somebody waits, lease_holds() tells. */
+ * writing. Whether somebody waits is told by lease_holds(); who comes while lease() is called may
+ * make the system send SIGURG. */
 int quay__os_lease(int file);
 bool quay__os_lease_holds(int file);
 int quay__os_lease_end(int file);

@@ -206,11 +206,11 @@ static void *open_again_and_again(void *user) {
   return NULL;
 }
 
-Test(mmap_lease, writers_are_let_in_without_a_signal_and_every_byte_arrives, .timeout = 60) {
+/* SIGURG may come; by default it does nothing. SIGIO would end a program that does not expect it.
+ */
+Test(mmap_lease, writers_are_let_in_without_sigio_and_every_byte_arrives, .timeout = 60) {
   const char *path = make_file();
-  const int watched[] = {SIGIO, SIGURG};
-  for (size_t i = 0; i < 2; ++i)
-    cr_assert_neq(signal(watched[i], count_signal), SIG_ERR);
+  cr_assert_neq(signal(SIGIO, count_signal), SIG_ERR);
   quay_buffer *file = test_map(path, QUAY_MAP_READ_ONLY);
   writer job = {.path = path};
   pthread_t thread;
