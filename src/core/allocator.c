@@ -448,10 +448,8 @@ quay_status quay_allocator_trim(quay_allocator *allocator, uint64_t *out_bytes) 
   uint64_t bytes = 0;
   quay_allocator *resolved;
   QUAY_TRY(quay__allocator_resolve(allocator, &resolved));
-  uint64_t collected = 0;
-  quay_status status = quay_collect(&collected);
-  if (status == QUAY_OK)
-    status = resolved->vtable.trim(resolved, &bytes);
+  (void)quay__storage_collect();
+  const quay_status status = resolved->vtable.trim(resolved, &bytes);
   quay_allocator_release(resolved);
   if (status == QUAY_OK && out_bytes != NULL)
     *out_bytes = bytes;

@@ -44,18 +44,27 @@ static void end_contents(quay__cuda_device *device) {
 
 /* Without the driver: what is only the process's. */
 static void drop_contents(quay__cuda_device *device) {
-  (void)quay__cuda_blocks_collect(device, false);
+  quay__cuda_blocks_drop(device);
   quay__cuda_lanes_end(device, true);
   quay__cuda_events_end(device, true);
 }
 
-static void device_destroy(void *self) {
-  quay__cuda_device *const device = self;
+static void give_back_contents(quay__cuda_device *device) {
   quay__cuda_scope scope;
-  const bool healthy = quay_device_health(device->device) == QUAY_HEALTH_OK;
-  if (healthy && quay__cuda_callable() && quay__cuda_enter(device, true, &scope) == QUAY_OK) {
+  if (quay__cuda_enter(device, true, &scope) == QUAY_OK) {
     end_contents(device);
     quay__cuda_leave(&scope);
+  } else {
+    quay_log(QUAY_LOG_ERROR, "cuda: what %s keeps can't be given back: %s", device->name,
+             quay_last_error()->message);
+    drop_contents(device);
+  }
+}
+
+static void device_destroy(void *self) {
+  quay__cuda_device *const device = self;
+  if (quay_device_health(device->device) == QUAY_HEALTH_OK && quay__cuda_callable()) {
+    give_back_contents(device);
     check_end(device, device->api->cuDevicePrimaryCtxRelease(device->handle), "the context");
   } else {
     drop_contents(device);

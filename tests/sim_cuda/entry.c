@@ -154,7 +154,14 @@ CUresult sim_leave(CUresult result) {
   return result;
 }
 
+/* Only so that a test can ask in the child of a fork what the simulator has counted. */
+static void guard_forks(void) {
+  (void)pthread_atfork(sim_lock, sim_unlock, sim_unlock);
+}
+
 CUresult cuInit(unsigned flags) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, guard_forks);
   SIM_ENTER(cuInit, 0);
   if (flags != 0)
     return sim_leave(CUDA_ERROR_INVALID_VALUE);

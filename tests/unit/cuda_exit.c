@@ -230,7 +230,8 @@ static bool exits_during_copies(void) {
     return false;
   for (size_t i = 0; i < 3; i++) {
     if (!HOLDS(quay_buffer_view(held.plain, i * (SIZE / 3), SIZE / 3, &windows[i]) == QUAY_OK) ||
-        !HOLDS(pthread_create(&threads[i], NULL, copy_for_ever, windows[i]) == 0))
+        !HOLDS(pthread_create(&threads[i], NULL, copy_for_ever, windows[i]) == 0) ||
+        !HOLDS(pthread_detach(threads[i]) == 0))
       return false;
   }
   while (atomic_load(&copies) < 30)
