@@ -65,10 +65,9 @@ static quay_status change(quay_allocator *allocator, const quay_cuda_shared *sha
     return status;
   quay_buffer *buffer = NULL;
   quay_status changed = quay_buffer_from_raw(&imported, QUAY_I32, 1, (int64_t[]){COUNT}, &buffer);
-  if (changed != QUAY_OK)
-    quay_raw_buffer_free(&imported);
-  else
+  if (changed == QUAY_OK)
     changed = add_one(buffer);
+  quay_raw_buffer_free(&imported); /* the buffer has taken it over, unless that failed */
   quay_buffer_release(buffer);
   return changed;
 }

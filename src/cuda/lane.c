@@ -107,8 +107,10 @@ static quay__cuda_lane *take_idle(quay__cuda_device *device) {
 }
 
 static quay_status take_new(quay__cuda_device *device, quay__cuda_lane **out_lane) {
-  quay__cuda_lane *lane;
-  QUAY_TRY(lane_new(device, &lane));
+  quay__cuda_lane *lane = NULL;
+  const quay_status status = lane_new(device, &lane);
+  if (status != QUAY_OK || lane == NULL)
+    return status;
   quay__lock_acquire(&device->lock);
   lane->next = device->lanes;
   device->lanes = lane;
