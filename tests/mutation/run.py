@@ -66,7 +66,12 @@ def passes(folder, test):
         result = subprocess.run(
             [folder / "build/dev/tests/unit" / f"test_unit_{program}", "--filter", f"{suite}/{name}"],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=HANGS_AFTER,
-            env={**os.environ, "QUAY_BACKEND": "cpu"},
+            env={
+                **os.environ,
+                "QUAY_BACKEND": "cpu",
+                "QUAY_CUDA_LIBRARY": str(folder / "build/dev/tests/sim_cuda/libquay_simcuda.so"),
+                "SIMCUDA_STRICT": "1",
+            },
         )
     except subprocess.TimeoutExpired:
         return False

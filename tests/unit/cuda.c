@@ -6,6 +6,7 @@
 
 #include "cuda/error.h"
 #include "cuda_fixture.h"
+#include "support/log.h"
 
 TestSuite(cuda, .init = setup, .fini = teardown);
 /* Tests in children, which a driver that has been started before the fork would not serve. */
@@ -527,6 +528,79 @@ static bool refuses_managed(void) {
 
 Test(cuda_child, managed_memory_needs_concurrent_access) {
   cr_assert(succeeds_in_child(refuses_managed));
+}
+
+/* Peers. */
+
+/* Copies between two devices, blocking and on a stream of the source's, ordered memory included. */
+static bool copies_between(quay_route expected) {
+  enum {
+    SIZE = 300000
+  };
+  quay_allocator *first = NULL, *second = NULL;
+  quay_buffer *a = NULL, *b = NULL;
+  quay_stream *stream = NULL;
+  if (!HOLDS(quay_allocator_open("cuda:0", &first) == QUAY_OK) ||
+      !HOLDS(quay_allocator_open("cuda:1", &second) == QUAY_OK) ||
+      !HOLDS(quay_stream_create(quay_allocator_device(first), NULL, &stream) == QUAY_OK))
+    return false;
+  quay_test_block bytes = quay_test_block_make(SIZE, 1, 61);
+  unsigned char *found = calloc(1, SIZE);
+  const quay_alloc_options ordered = {.stream = stream};
+  const quay_copy_options on_stream = {.stream = stream};
+  quay_copy_plan_info plan;
+  const int64_t shape[] = {SIZE};
+  const bool good = HOLDS(quay_buffer_create(first, QUAY_U8, 1, shape, &ordered, &a) == QUAY_OK) &&
+                    HOLDS(quay_buffer_create(second, QUAY_U8, 1, shape, NULL, &b) == QUAY_OK) &&
+                    HOLDS(quay_buffer_copy_in(a, bytes.data, SIZE) == QUAY_OK) &&
+                    HOLDS(quay_copy_plan(b, 0, a, 0, SIZE, NULL, &plan) == QUAY_OK) &&
+                    HOLDS(plan.route == expected) &&
+                    HOLDS(quay_buffer_copy_from(b, a) == QUAY_OK) &&
+                    HOLDS(quay_buffer_copy_out(b, found, SIZE) == QUAY_OK) &&
+                    HOLDS(memcmp(found, bytes.data, SIZE) == 0) &&
+                    HOLDS(quay_buffer_fill(b, "z", 1) == QUAY_OK) &&
+                    HOLDS(quay_buffer_copy_region(b, 0, a, 0, SIZE, &on_stream) == QUAY_OK) &&
+                    HOLDS(quay_buffer_copy_out(b, found, SIZE) == QUAY_OK) &&
+                    HOLDS(memcmp(found, bytes.data, SIZE) == 0);
+  quay_buffer_release(a);
+  quay_buffer_release(b);
+  quay_stream_release(stream);
+  quay_allocator_release(first);
+  quay_allocator_release(second);
+  quay_test_block_free(&bytes);
+  free(found);
+  return good && HOLDS(quay_shutdown() == QUAY_OK) && no_violations();
+}
+
+static bool stages_without_peers(void) {
+  setenv("SIMCUDA_PEERS", "none", 1);
+  return copies_between(QUAY_ROUTE_STAGED) &&
+         HOLDS(raw.control->calls("cuCtxEnablePeerAccess") == 0);
+}
+
+Test(cuda_child, devices_that_do_not_reach_each_other_are_copied_between_through_the_host) {
+  cr_assert(succeeds_in_child(stages_without_peers));
+}
+
+static bool stages_where_the_pool_is_refused(void) {
+  raw.control->fail("cuMemPoolSetAccess", 1, 801);
+  quay_test_log_begin();
+  return copies_between(QUAY_ROUTE_STAGED) &&
+         HOLDS(quay_test_log_count("copies between them are staged") == 1);
+}
+
+Test(cuda_child, where_one_kind_of_access_is_refused_all_copies_are_staged_and_that_is_logged) {
+  cr_assert(succeeds_in_child(stages_where_the_pool_is_refused));
+}
+
+static bool copies_between_peers(void) {
+  return copies_between(QUAY_ROUTE_DIRECT) &&
+         HOLDS(raw.control->calls("cuMemPoolSetAccess") == 2) &&
+         HOLDS(raw.control->calls("cuCtxEnablePeerAccess") == 2);
+}
+
+Test(cuda_child, peers_are_enabled_once_each_way_for_plain_and_for_ordered_memory) {
+  cr_assert(succeeds_in_child(copies_between_peers));
 }
 
 /* Failure of each call of a scenario. */
