@@ -34,8 +34,8 @@ void quay__mmap_file_allocator_drop(void);
  */
 void quay__cuda_shutdown(void);
 
-/* Gives memory that was freed and whose work is done back to the driver, on every device, and returns
- * its bytes. Keeps the thread's error. */
+/* Gives memory that was freed and whose work is done back to the driver, on every device, and
+ * returns its bytes. Keeps the thread's error. */
 uint64_t quay__cuda_collect(void);
 
 /* Writes what trace layers have in their buffers. The trace layer implements it. */

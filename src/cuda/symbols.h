@@ -75,7 +75,7 @@ X(cuMemPoolSetAccess, , 11020, ANY, MAY,
   (quay__cu_pool pool, const quay__cu_access *accesses, size_t count))
 X(cuMemPoolTrimTo, , 11020, ANY, MAY, (quay__cu_pool pool, size_t keep_bytes))
 
-/* "Virtual Memory Management". In every driver that can be used; devices have an attribute for it. */
+/* "Virtual Memory Management". In every driver that can be used; a device may lack it. */
 X(cuMemGetAllocationGranularity, , 10020, ANY, MUST,
   (size_t * out_bytes, const quay__cu_memory_properties *properties, int option))
 X(cuMemAddressReserve, , 10020, ANY, MUST,

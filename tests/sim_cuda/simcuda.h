@@ -6,8 +6,8 @@
  *
  * Environment, read at the first call and at simcuda_reset():
  *   SIMCUDA_MODE      ok; no_device (cuInit answers 100), uninitialized (3), stub (every function
- *                     answers 34), mismatch (803), not_permitted (800), unknown (999), no_devices (a
- *                     count of 0), old (driver 10.2, without cuGetProcAddress)
+ *                     answers 34), mismatch (803), not_permitted (800), unknown (999),
+ *                     no_devices (a count of 0), old (driver 10.2, without cuGetProcAddress)
  *   SIMCUDA_SCHEDULE  threads (default) or manual: see simcuda_schedule
  *   SIMCUDA_DEVICES   how many, 2 by default, at most 8
  *   SIMCUDA_MEMORY    bytes of each device, 8 GiB by default; more is CUDA_ERROR_OUT_OF_MEMORY
@@ -23,8 +23,8 @@
  *   SIMCUDA_HOST_THREADS  trusted (default) or apart: see simcuda_publish()
  *   SIMCUDA_SEED, SIMCUDA_EAGER  see simcuda_schedule
  *   SIMCUDA_DELAY     microseconds that an operation sleeps at most before it runs, 100
- *   SIMCUDA_REPORT    a file that is given, at exit, the number of calls, of those that were made to
- *                     fail, of violations, and of what is alive: a name and a number a line
+ *   SIMCUDA_REPORT    a file that is given, at exit, the numbers of calls, of those that were made
+ *                     to fail, of violations, and of what is alive: a name and a number a line
  *   SIMCUDA_STRICT    1: violations end the process with status 67 at exit, after a report
  *
  * Thread-safety: all functions may be called from any thread, but simcuda_reset() only while no
