@@ -16,6 +16,11 @@
  *                    twice and when the process was killed. See below
  *     flush=N        the file is written after every N events (default 128), when the buffer of 64
  *                    KiB is full, by quay_trace_flush(), when the allocator is released and at exit
+ *   guard            finds writes beside a block and to a freed one. See below
+ *     redzone=BYTES  at least so many before and behind each block (default 128); before it as many
+ *                    more as its alignment needs
+ *     quarantine=BYTES  freed blocks are kept, oldest given up first, while they take at most so
+ *                    many bytes, red zones included (default 4MiB; 0: none); larger ones are not
  *   fault            fails calls on purpose, for tests
  *     after=N        the first N matching calls succeed, every one after them fails
  *     nth=N          the N-th matching call fails, the others succeed
@@ -109,6 +114,54 @@ QUAY_API QUAY_NODISCARD quay_status quay_track_check(quay_allocator *allocator);
  * if an earlier loss has ended the log.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_trace_flush(quay_allocator *allocator);
+
+/* The guard layer.
+ *
+ * Every block lies between two red zones; where a third party's memory can't be carved (no `window`
+ * in its table) there is one behind it alone. Red zones are filled with 0xfb, new memory that was
+ * not asked for zeroed with 0xcd, freed memory with 0xdd, on devices, too. A block's red zones are
+ * looked at when it is freed, and all of a freed one when it leaves the quarantine: damage is
+ * reported through the log callback and counted in `error_count`. quay_guard_check() looks at any
+ * time. In builds with AddressSanitizer, and under Valgrind where its headers were there at build
+ * time, memory that the host can reach is poisoned besides: the access itself is reported.
+ *
+ * A second free of a block is refused and reported. Device work on a block must be done before it
+ * is freed, which buffers see to. Its memory can't be released, since it is carved out of a larger
+ * block. Reserved address space, which a pool around it takes, has no red zones: put it around the
+ * pool. The memory that it takes from the allocator inside it, where limit and statistics count it,
+ * is larger than what was asked for. */
+
+/* Where bytes were written that must not be. */
+typedef enum quay_guard_direction {
+  QUAY_GUARD_UNDERRUN = 1,   /* before the block */
+  QUAY_GUARD_OVERRUN = 2,    /* behind it */
+  QUAY_GUARD_AFTER_FREE = 3, /* in the block, or beside it, after it was freed */
+} quay_guard_direction;
+
+typedef struct quay_guard_damage {
+  quay_guard_direction direction;
+  int64_t first, last; /* offsets of the first and last damaged byte from the block's first byte */
+  uint64_t bytes;      /* damaged bytes from the first to the last */
+  quay_track_block block; /* `serial` counts this layer's allocations */
+} quay_guard_damage;
+
+/* Called for every damaged place. Return false to stop. Runs without a lock. */
+typedef bool (*quay_guard_visitor)(void *user, const quay_guard_damage *damage);
+
+/* Looks at the red zones of every live block, and at every freed block that is kept, of the first
+ * guard layer from `allocator` inwards. What is damaged is found again until the block is gone.
+ * Errors: INVALID_ARGUMENT (NULL, or no guard layer in it); OUT_OF_HOST_MEMORY; those of reading
+ * the memory.
+ * Thread-safety: any thread; writes within live blocks may go on meanwhile. */
+QUAY_API QUAY_NODISCARD quay_status quay_guard_visit(quay_allocator *allocator,
+                                                     quay_guard_visitor visitor, void *user);
+
+/* The same: QUAY_OK, or OUT_OF_RANGE with the number of damaged places and the first one in the
+ * message: the direction, the offsets, the block and the place that asked for it. Every place goes
+ * to the log, too.
+ * Errors: OUT_OF_RANGE; those of quay_guard_visit().
+ * Thread-safety: as quay_guard_visit(). */
+QUAY_API QUAY_NODISCARD quay_status quay_guard_check(quay_allocator *allocator);
 
 /* The fault layer. */
 

@@ -21,6 +21,7 @@ extern const quay__layer quay__layer_track;
 extern const quay__layer quay__layer_fault;
 extern const quay__layer quay__layer_limit;
 extern const quay__layer quay__layer_trace;
+extern const quay__layer quay__layer_guard;
 
 /* Something that comes between the backend and the innermost layer: a layer around `backend`, which
  * it retains if it succeeds. */

@@ -204,6 +204,7 @@ Test(allocation, the_counters_follow_every_allocation_and_return_to_zero) {
 
 Test(allocation, every_level_of_the_chain_counts_for_itself) {
   quay_allocator *allocator = contract_open();
+  contract_need(allocator, CONTRACT_FORWARD);
   quay_raw_buffer raw;
   CONTRACT_OK(quay_allocator_alloc(allocator, 12345, NULL, &raw));
   for (quay_allocator *each = allocator; each != NULL; each = quay_allocator_inner(each)) {

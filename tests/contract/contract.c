@@ -48,6 +48,11 @@ void contract_close(quay_allocator *allocator) {
                (size_t)stats.live_bytes);
   cr_expect_eq(stats.error_count, 0, "%s counted %zu errors", quay_allocator_spec(allocator),
                (size_t)stats.error_count);
+  /* A guard keeps freed blocks of what is inside of it. */
+  if (quay_allocator_find(allocator, "guard") != NULL) {
+    CONTRACT_OK(quay_guard_check(allocator));
+    CONTRACT_OK(quay_allocator_trim(allocator, NULL));
+  }
   if (quay_allocator_find(allocator, "track") != NULL)
     CONTRACT_OK(quay_track_check(allocator));
   quay_allocator_release(allocator);
@@ -77,16 +82,27 @@ quay_status contract_too_large(const quay_allocator *allocator) {
   return contract_target_of(allocator)->too_large;
 }
 
+/* NULL: it can. */
+static const char *why_not(const quay_allocator *allocator, contract_ability ability) {
+  for (size_t i = 0; i < CONTRACT_COUNT(contract_layers); i++) {
+    if (contract_layers[i].cannot[ability] != NULL &&
+        quay_allocator_find(allocator, contract_layers[i].layer) != NULL)
+      return contract_layers[i].cannot[ability];
+  }
+  return contract_target_of(allocator)->cannot[ability];
+}
+
 bool contract_can(const quay_allocator *allocator, contract_ability ability) {
-  return contract_target_of(allocator)->cannot[ability] == NULL;
+  return why_not(allocator, ability) == NULL;
 }
 
 void contract_need(quay_allocator *allocator, contract_ability ability) {
-  const contract_target *target = contract_target_of(allocator);
-  if (target->cannot[ability] == NULL)
+  const char *const reason = why_not(allocator, ability);
+  if (reason == NULL)
     return;
+  const char *const backend = contract_target_of(allocator)->backend;
   contract_close(allocator);
-  quay_test_skip(target->backend, "%s", target->cannot[ability]);
+  quay_test_skip(backend, "%s", reason);
 }
 
 quay_buffer *contract_buffer(quay_allocator *allocator, uint64_t size, uint64_t seed) {

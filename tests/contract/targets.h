@@ -11,6 +11,7 @@ typedef enum contract_ability {
   CONTRACT_ADDRESS,     /* it has an address */
   CONTRACT_ADOPT,       /* it takes over host memory that somebody else made */
   CONTRACT_RELEASE,     /* it gives its own memory away as host memory */
+  CONTRACT_FORWARD,     /* every level of the chain sees each allocation as it is */
   CONTRACT_ABILITY_COUNT,
 } contract_ability;
 
@@ -26,6 +27,20 @@ typedef struct contract_target {
   /* What an allocation of 2^62 bytes answers. */
   quay_status too_large;
 } contract_target;
+
+/* What a chain with this layer in it can't do, whatever the backend. */
+typedef struct contract_layer {
+  const char *layer;
+  const char *cannot[CONTRACT_ABILITY_COUNT];
+} contract_layer;
+
+static const contract_layer contract_layers[] = {
+    {
+        .layer = "guard",
+        .cannot[CONTRACT_RELEASE] = "its memory is carved out of blocks with red zones",
+        .cannot[CONTRACT_FORWARD] = "below it there are blocks with red zones",
+    },
+};
 
 static const contract_target contract_targets[] = {
     {.backend = "cpu", .too_large = QUAY_STATUS_OUT_OF_HOST_MEMORY},

@@ -2,7 +2,7 @@
 
 _quay_specs() {
   # Layers are completed up to the + that a further part follows.
-  local layers='track+ limit: trace: fault:after=' backends='cpu cpu:align= mmap:'
+  local layers='track+ limit: trace: guard+ fault:after=' backends='cpu cpu:align= mmap:'
   local done=${1%"${1##*+}"} last=${1##*+}
   [[ $1 == *+* ]] || done=''
   mapfile -t COMPREPLY < <(compgen -P "$done" -W "$layers $backends" -- "$last")
