@@ -1,7 +1,8 @@
 /* Layers: allocators around allocators, opened in specs. What they offer beyond the allocator's
  * own functions stands here.
  *
- *   track            leaks with the place that asked, double frees, foreign pointers, exact peak;
+ *   track            leaks with the place that asked and the kind of memory, double frees, pointers
+ *                    into a block and foreign ones with their nearest neighbours, exact peak;
  *                    of adopted memory, which is in no number and no list, double frees and, in the
  *                    log when the allocator's last reference is given back, leaks
  *   limit:BYTES      all that is allocated together never exceeds BYTES (limit:8GiB): a request
@@ -48,6 +49,7 @@ QUAY_BEGIN_DECLS
 typedef struct quay_track_block {
   uint64_t address; /* first byte, in the device's address space; 0 where memory has none */
   uint64_t size;    /* bytes */
+  quay_memory_kind kind;
   uint64_t serial;  /* counts the layer's allocations from 1 */
   const char *file; /* the place that asked, as given to quay_track_place(); "" if none was */
   int line;

@@ -130,6 +130,7 @@ static void add_damage(const quay__guard_block *block, quay_guard_direction dire
           {
               .address = block->address,
               .size = block->size,
+              .kind = block->whole.owner->kind,
               .serial = block->id,
               .file = block->file != NULL ? block->file : "",
               .line = block->line,

@@ -309,26 +309,47 @@ static const char *explain(track_verdict verdict) {
   return "";
 }
 
+#define FINDING_TEXT_SIZE (4u * QUAY__TRACK_TEXT_SIZE)
+
 /* What was found out about a raw buffer. */
 typedef struct track_finding {
   track_identity identity;
   track_verdict verdict;
-  bool allowed;           /* the range may be used */
-  quay_track_block block; /* that the verdict is about; zero for FOREIGN */
+  bool allowed;             /* the range may be used */
+  quay_track_block block;   /* that the verdict is about; zero for FOREIGN */
+  quay_track_location near; /* FOREIGN: the neighbours of its address */
 } track_finding;
+
+/* "; below it lies the block of ...; above it lies the block of ..." */
+static void describe_neighbours(const quay_track_location *near, char *out_text, size_t size) {
+  char text[QUAY__TRACK_TEXT_SIZE];
+  size_t used = 0;
+  out_text[0] = '\0';
+  if (near->has_below) {
+    quay__track_describe(&near->below, text);
+    used = (size_t)snprintf(out_text, size, "; below it lies the block of %s", text);
+  }
+  if (near->has_above && used < size) {
+    quay__track_describe(&near->above, text);
+    snprintf(out_text + used, size - used, "; above it lies the block of %s", text);
+  }
+}
 
 /* "raw buffer of 64 bytes at 0x...: it was freed before; it was ..." */
 static void describe_finding(const track_finding *finding,
-                             char out_text[static 2 * QUAY__TRACK_TEXT_SIZE]) {
+                             char out_text[static FINDING_TEXT_SIZE]) {
   const track_identity *identity = &finding->identity;
   char text[QUAY__TRACK_TEXT_SIZE] = "";
+  char near[2 * QUAY__TRACK_TEXT_SIZE] = "";
   if (finding->verdict != TRACK_FOREIGN) {
     quay__track_describe(&finding->block, text);
+  } else {
+    describe_neighbours(&finding->near, near, sizeof near);
   }
-  snprintf(out_text, (size_t)2 * QUAY__TRACK_TEXT_SIZE,
-           "raw buffer of %" PRIu64 " bytes at 0x%" PRIx64 ": %s%s%s", identity->size,
+  snprintf(out_text, FINDING_TEXT_SIZE,
+           "raw buffer of %" PRIu64 " bytes at 0x%" PRIx64 ": %s%s%s%s", identity->size,
            identity->key.addressed ? identity->key.value : 0, explain(finding->verdict),
-           finding->verdict != TRACK_FOREIGN ? " " : "", text);
+           finding->verdict != TRACK_FOREIGN ? " " : "", text, near);
 }
 
 /* Whether `verdict` allows the use of `size` bytes at `offset`. A layer around this one may have
@@ -363,7 +384,9 @@ static track_finding look_up(quay_allocator *allocator, const quay_raw_buffer *r
   finding.verdict = judge(layer, &finding.identity, &entry);
   finding.allowed = allows(finding.verdict, &finding.identity, entry, offset, size);
   if (entry != NULL) {
-    finding.block = quay__track_block_of(entry);
+    finding.block = quay__track_block_of(layer, entry);
+  } else if (finding.identity.key.addressed) {
+    quay__track_find_neighbours(layer, finding.identity.key.value, NULL, &finding.near);
   }
   if (out_entry != NULL && entry != NULL && finding.verdict == TRACK_LIVE) {
     forget(layer, &layer->live, entry);
@@ -393,7 +416,7 @@ static void track_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_eve
     quay__free(allocator->inner, raw, pending, count);
     return;
   }
-  char text[2 * QUAY__TRACK_TEXT_SIZE];
+  char text[FINDING_TEXT_SIZE];
   describe_finding(&finding, text);
   quay_log(QUAY_LOG_ERROR, "track layer: refused to free a %s", text);
   raw->flags |= QUAY__RAW_REFUSED;
@@ -421,7 +444,7 @@ static bool track_unadopt(quay_allocator *allocator, const quay_raw_buffer *raw)
     const quay__track_entry *recent = find_recent(layer, &finding.identity);
     if (recent != NULL) {
       finding.verdict = TRACK_FREED;
-      finding.block = quay__track_block_of(recent);
+      finding.block = quay__track_block_of(layer, recent);
     }
   }
   quay__lock_release(&layer->lock);
@@ -429,7 +452,7 @@ static bool track_unadopt(quay_allocator *allocator, const quay_raw_buffer *raw)
     quay__os_free(entry);
     return true;
   }
-  char text[2 * QUAY__TRACK_TEXT_SIZE];
+  char text[FINDING_TEXT_SIZE];
   describe_finding(&finding, text);
   quay_log(QUAY_LOG_ERROR, "track layer: refused to free an adopted %s", text);
   return false;
@@ -453,7 +476,7 @@ static quay_status check(quay_allocator *allocator, const quay_raw_buffer *raw, 
       finding.verdict == TRACK_INSIDE) {
     status = QUAY_STATUS_OUT_OF_RANGE;
   }
-  char text[2 * QUAY__TRACK_TEXT_SIZE];
+  char text[FINDING_TEXT_SIZE];
   describe_finding(&finding, text);
   return quay_error_set(status, "track", 0, NULL,
                         "track layer: refused to %s %" PRIu64 " bytes at offset %" PRIu64
@@ -567,7 +590,7 @@ static quay_status track_release(quay_allocator *allocator, quay_raw_buffer *raw
   quay__track_layer *layer = allocator->self;
   const track_finding finding = look_up(allocator, raw, 0, 0, NULL);
   if (finding.verdict != TRACK_LIVE) {
-    char text[2 * QUAY__TRACK_TEXT_SIZE];
+    char text[FINDING_TEXT_SIZE];
     describe_finding(&finding, text);
     return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, "track", 0, NULL,
                           "track layer: refused to release a %s", text);
@@ -648,6 +671,7 @@ static quay_status track_open(const quay_spec_args *args, quay_allocator *inner,
     return quay__fail_out_of_memory(sizeof *layer, "the track layer");
   }
   quay__lock_init(&layer->lock);
+  layer->kind = inner->kind;
   const quay_allocator_vtable vtable = track_vtable(inner);
   const quay_status status =
       quay__layer_create(&vtable, layer, "track", "track", inner, out_allocator);

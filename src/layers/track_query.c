@@ -9,10 +9,12 @@
 
 /* Texts. */
 
-quay_track_block quay__track_block_of(const quay__track_entry *entry) {
+quay_track_block quay__track_block_of(const quay__track_layer *layer,
+                                      const quay__track_entry *entry) {
   return (quay_track_block){
       .address = entry->key.addressed ? entry->key.value : 0,
       .size = entry->size,
+      .kind = layer->kind,
       .serial = entry->key.serial,
       .file = entry->file != NULL ? entry->file : "",
       .line = entry->line,
@@ -27,9 +29,10 @@ void quay__track_describe(const quay_track_block *block,
     snprintf(place, sizeof place, "at %.200s:%d", block->file, block->line);
   }
   snprintf(out_text, QUAY__TRACK_TEXT_SIZE,
-           "%" PRIu64 " bytes at 0x%" PRIx64 ", allocation %" PRIu64
+           "%" PRIu64 " bytes of %s memory at 0x%" PRIx64 ", allocation %" PRIu64
            ", asked for %s (return address %p)",
-           block->size, block->address, block->serial, place, block->caller);
+           block->size, quay_memory_kind_name(block->kind), block->address, block->serial, place,
+           block->caller);
 }
 
 /* Copies the blocks of one of the layer's indices out, by serial number. `*out_blocks` is freed
@@ -51,7 +54,7 @@ static quay_status snapshot(quay__track_layer *layer, const quay__track_index *i
     const bool fits = index->count <= expected + 1;
     for (const quay__track_entry *entry = index->oldest; fits && entry != NULL;
          entry = entry->younger) {
-      blocks[count++] = quay__track_block_of(entry);
+      blocks[count++] = quay__track_block_of(layer, entry);
     }
     quay__lock_release(&layer->lock);
     if (fits) {
@@ -123,21 +126,21 @@ quay_status quay_track_visit(quay_allocator *allocator, quay_track_visitor visit
   return QUAY_OK;
 }
 
-/* The nearest blocks on both sides of `address`, besides the one that holds it. */
-static void find_neighbours(const quay__track_index *index, uint64_t address,
-                            const quay__track_entry *holder, quay_track_location *location) {
+void quay__track_find_neighbours(const quay__track_layer *layer, uint64_t address,
+                                 const quay__track_entry *holder, quay_track_location *location) {
+  const quay__track_index *const index = &layer->live;
   const quay__track_key above = {
       .addressed = true, .sized = true, .value = address, .serial = UINT64_MAX};
   const quay__track_key below = holder != NULL ? holder->key : above;
   const quay__track_entry *entry = quay__track_index_before(index, below);
   if (entry != NULL && entry->key.addressed) {
     location->has_below = true;
-    location->below = quay__track_block_of(entry);
+    location->below = quay__track_block_of(layer, entry);
   }
   entry = quay__track_index_from(index, above);
   if (entry != NULL) {
     location->has_above = true;
-    location->above = quay__track_block_of(entry);
+    location->above = quay__track_block_of(layer, entry);
   }
 }
 
@@ -153,10 +156,10 @@ quay_status quay_track_locate(quay_allocator *allocator, uint64_t address,
   const quay__track_entry *holder = quay__track_index_holder(&layer->live, address);
   if (holder != NULL) {
     location.inside = true;
-    location.block = quay__track_block_of(holder);
+    location.block = quay__track_block_of(layer, holder);
     location.offset = address - holder->key.value;
   }
-  find_neighbours(&layer->live, address, holder, &location);
+  quay__track_find_neighbours(layer, address, holder, &location);
   quay__lock_release(&layer->lock);
   *out_location = location;
   return QUAY_OK;
@@ -182,6 +185,7 @@ quay_status quay_track_check(quay_allocator *allocator) {
   quay__os_free(blocks);
   return quay_error_set(QUAY_STATUS_BUSY, "track", 0, NULL,
                         "track layer of \"%s\": %zu blocks of %" PRIu64
-                        " bytes together are not freed; the oldest is %s",
-                        allocator->spec, count, bytes, oldest);
+                        " bytes of %s memory together are not freed; the oldest is %s",
+                        allocator->spec, count, bytes, quay_memory_kind_name(allocator->kind),
+                        oldest);
 }

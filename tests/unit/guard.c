@@ -142,7 +142,8 @@ Test(guard, an_overrun_is_reported_when_the_block_is_freed) {
   quay_raw_buffer raw = alloc(allocator, 100);
   quay_track_place(NULL, 0);
   char expected[128];
-  snprintf(expected, sizeof expected, "100 bytes at 0x%llx, allocation 1, asked for at model.c:42",
+  snprintf(expected, sizeof expected,
+           "100 bytes of pageable memory at 0x%llx, allocation 1, asked for at model.c:42",
            (unsigned long long)(uintptr_t)bytes_of(&raw));
   write_stray(bytes_of(&raw), 102, 1);
   write_stray(bytes_of(&raw), 104, 2);

@@ -153,7 +153,8 @@ Test(track, what_is_live_at_the_last_release_is_logged_with_its_place) {
   quay_error_clear();
   quay_allocator_release(allocator);
   cr_assert_eq(quay_test_log_count("lost.c:77"), 1, "%s", quay_test_log_text());
-  cr_assert_eq(quay_test_log_count("4321 bytes at"), 1, "%s", quay_test_log_text());
+  cr_assert_eq(quay_test_log_count("4321 bytes of pageable memory at"), 1, "%s",
+               quay_test_log_text());
   cr_assert_eq(quay_last_error()->status, QUAY_OK, "release keeps the thread's error");
   quay_raw_buffer_free(&raw);
 }
@@ -291,6 +292,39 @@ Test(track, a_pointer_into_a_block_and_one_from_elsewhere_are_refused) {
   quay_raw_buffer_free(&foreign);
   quay_raw_buffer_free(&raw);
   quay_allocator_release(elsewhere);
+  quay_allocator_release(allocator);
+}
+
+Test(track, a_foreign_pointer_is_refused_with_its_nearest_neighbours) {
+  quay_allocator *allocator = open("track+cpu");
+  quay_raw_buffer raw = alloc(allocator, 5 << 20);
+  char expected[128];
+  const uint64_t places[] = {address_of(&raw) - 4096, address_of(&raw) + (5 << 20)};
+  static const char *const sides[] = {"above", "below"};
+  for (size_t i = 0; i < 2; i++) {
+    quay_raw_buffer foreign = raw;
+    foreign.as.cpu.pointer = places[i];
+    snprintf(expected, sizeof expected,
+             "; %s it lies the block of 5242880 bytes of pageable memory at 0x%llx, allocation 1",
+             sides[i], (unsigned long long)address_of(&raw));
+    check_refused(allocator, foreign, expected);
+    cr_assert_eq(quay_test_log_count(sides[1 - i]), 0);
+  }
+  quay_raw_buffer_free(&raw);
+  quay_allocator_release(allocator);
+}
+
+Test(track, leaks_are_told_with_the_kind_of_their_memory) {
+  quay_allocator *allocator = open("track+mmap:.");
+  visit_record record = {0};
+  quay_test_log_begin();
+  quay_raw_buffer raw = alloc(allocator, 4321);
+  CHECK_FAILS(quay_track_check(allocator), QUAY_STATUS_BUSY);
+  CHECK_MESSAGE("1 blocks of 4321 bytes of file memory together");
+  cr_assert_eq(quay_test_log_count("4321 bytes of file memory at"), 1);
+  CHECK_OK(quay_track_visit(allocator, keep_block, &record));
+  cr_assert_eq(record.blocks[0].kind, QUAY_MEMORY_FILE);
+  quay_raw_buffer_free(&raw);
   quay_allocator_release(allocator);
 }
 
