@@ -309,7 +309,9 @@ static const char *explain(track_verdict verdict) {
   return "";
 }
 
-#define FINDING_TEXT_SIZE (4u * QUAY__TRACK_TEXT_SIZE)
+enum {
+  FINDING_TEXT_SIZE = 4 * QUAY__TRACK_TEXT_SIZE
+};
 
 /* What was found out about a raw buffer. */
 typedef struct track_finding {
