@@ -137,6 +137,13 @@ typedef struct quay_device_vtable {
    * is. For streams that can be in a state of their own, as one that captures a graph is:
    * UNSUPPORTED. Must not change that state. Default: it may. */
   quay_status (*stream_check)(quay_device *device, uint64_t stream);
+
+  /* Page-locks host memory, whole pages of the library's own, for all devices of this backend, so
+   * that asynchronous copies of it really are, and takes that back. Both or none, and only with the
+   * stream group. Large copies of other memory then go through such memory in pieces; where pin
+   * fails, or is not there, through copy_in and copy_out. */
+  quay_status (*pin)(quay_device *device, void *memory, uint64_t size);
+  void (*unpin)(quay_device *device, void *memory, uint64_t size);
 } quay_device_vtable;
 
 typedef struct quay_device_desc {

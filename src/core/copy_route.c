@@ -126,13 +126,13 @@ static quay_status staged(const quay__side *destination, const quay__side *sourc
         quay_memory_kind_name(destination->allocator->kind), destination->allocator->spec);
   }
   quay__staging_plan staging;
-  QUAY_TRY(quay__staging_plan_make(size, options, &staging));
+  QUAY_TRY(quay__staging_plan_make(destination, source, size, options, &staging));
   *out_choice = (choice){
       .way = WAY_STAGED,
       .route = QUAY_ROUTE_STAGED,
       .chunk = staging.chunk,
       .threads = staging.threads,
-      .reason = "no direct path between the two: through host memory in chunks",
+      .reason = staging.reason,
       .staging = staging,
   };
   return QUAY_OK;

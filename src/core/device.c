@@ -7,6 +7,7 @@
 #include "core/device_impl.h"
 #include "core/lifecycle.h"
 #include "core/os.h"
+#include "core/staging.h"
 #include "core/vtable.h"
 #include "cpu/cpu.h"
 
@@ -83,6 +84,7 @@ void quay_device_release(quay_device *device) {
   }
   if (atomic_fetch_sub_explicit(&device->references, 1, memory_order_acq_rel) != 1)
     return;
+  quay__staging_drop(device);
   device->vtable.destroy(device->self);
   quay__lock_destroy(&device->lock);
   quay__os_free(device->first_error);
@@ -137,6 +139,7 @@ quay_status quay_device_reset(quay_device *device) {
                       "keeps one); end the accesses and release the streams first",
                       device->name, streams);
   }
+  quay__staging_drop(device);
   QUAY_TRY(device->vtable.reset(device));
   quay_device_advance_generation(device);
   return QUAY_OK;

@@ -8,19 +8,25 @@
 #include "core/error.h"
 #include "core/lock.h"
 
+/* Streams that staged copies keep for the next ones. */
+#define QUAY__STAGING_STREAMS 4u
+
 struct quay_device {
   atomic_uint references;
   quay_device_type_id type;
   int32_t index;
   bool has_streams;
   atomic_bool lost;
+  atomic_bool pin_refused;         /* pin failed: it is not asked again before the next trim */
   atomic_uint streams;             /* live ones */
   atomic_uint_fast64_t generation; /* begins at 1 */
   quay_device_vtable vtable;       /* optionals filled in */
   void *self;
   char *name;
   char *backend;
-  quay__lock lock;                /* guards first_error */
+  quay__lock lock;                /* guards what follows */
+  uint64_t staging_streams[QUAY__STAGING_STREAMS]; /* idle ones of staged copies */
+  uint32_t staging_stream_count;
   quay__error_state *first_error; /* of the current generation; NULL while healthy */
 };
 

@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/lock.h"
 #include "core/staging_budget.h"
+#include "core/staging_memory.h"
 #include "core/thread.h"
 #include "core/workers.h"
 
@@ -34,6 +35,7 @@ static void after_fork_in_child(void) {
   quay__workers_after_fork_in_child();
   quay__thread_after_fork_in_child();
   quay__staging_after_fork_in_child();
+  quay__staging_memory_after_fork_in_child();
   quay__lock_after_fork_in_child();
 }
 
@@ -105,6 +107,7 @@ quay_status quay_shutdown(void) {
   quay__default_allocators_drop();
   quay__mmap_file_allocator_drop();
   quay__workers_stop();
+  (void)quay__staging_memory_trim();
   quay__cuda_shutdown();
   return QUAY_OK;
 }

@@ -1,5 +1,6 @@
-/* Staging: a copy between two backends that can't meet goes in chunks through a few slots of host
- * memory. */
+/* Staging: a copy whose sides can't meet at full speed goes in chunks through slots of host memory,
+ * both legs overlapped: between two backends, and between one device and memory or files that it
+ * can't read by itself. */
 #ifndef QUAY_CORE_STAGING_H
 #define QUAY_CORE_STAGING_H
 
@@ -12,17 +13,43 @@
 typedef struct quay__staging_plan {
   uint64_t budget;  /* bytes, the process's */
   uint64_t chunk;   /* bytes of a slot */
-  uint32_t slots;   /* 1, then both legs take turns in the calling thread; or 2 to 4 */
-  uint32_t threads; /* 2 with more than one slot */
+  uint32_t slots;   /* 1, then both legs take turns in the calling thread; or more */
+  uint32_t threads; /* the calling one included */
+  bool ramps;       /* the first and last chunks are smaller */
+  quay_device *pin; /* that page-locks the slots and moves them on a stream; NULL: plain memory */
+  const char *reason;
 } quay__staging_plan;
 
 /* `size` is above 0. INVALID_ARGUMENT if $QUAY_STAGING_BYTES or $QUAY_COPY_THREADS is bad. */
-quay_status quay__staging_plan_make(uint64_t size, const quay_copy_options *options,
+quay_status quay__staging_plan_make(const quay__side *destination, const quay__side *source,
+                                    uint64_t size, const quay_copy_options *options,
                                     quay__staging_plan *out_plan);
 
 /* `out_moved`: on failure, whether bytes of the destination may have changed. */
 quay_status quay__stage(const quay__side *destination, const quay__side *source, uint64_t size,
                         const quay__staging_plan *plan, const quay_copy_options *options,
                         bool *out_moved);
+
+/* For a backend whose device pins: large copies between one side of it and host memory that is not
+ * page-locked, on a stream of the core's own that comes after all that was submitted to `*after`
+ * (NULL: to no stream). Done on return. `*out_done` is false, and nothing has moved, where the
+ * backend must do it alone: the memory can't be had, or this is a piece of a staged copy already.
+ */
+typedef struct quay__host_stage {
+  quay__side side;
+  unsigned char *memory; /* not written to by quay__stage_in() */
+  uint64_t size;
+  const uint64_t *after;
+} quay__host_stage;
+
+quay_status quay__stage_in(const quay__host_stage *copy, bool *out_done);
+quay_status quay__stage_out(const quay__host_stage *copy, bool *out_done);
+
+/* What they would take. False: they would not be done. */
+bool quay__host_stage_plan(const quay_allocator *allocator, uint64_t size,
+                           quay__staging_plan *out_plan);
+
+/* Gives up what staged copies keep on the device: it goes, or is reset. */
+void quay__staging_drop(quay_device *device);
 
 #endif

@@ -15,8 +15,11 @@ static uint64_t next_ticket, next_served; /* the line: tickets [next_served, nex
 static atomic_uint_fast64_t waiting;      /* how many they are */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
-/* Of `held_bytes`, the calling thread's. */
+static atomic_uint copies;                /* that are under way */
+
+/* Of `held_bytes` and `copies`, the calling thread's. */
 static _Thread_local uint64_t own_bytes;
+static _Thread_local uint32_t own_copies;
 
 static bool has_room(uint64_t bytes, uint64_t budget) {
   return held_bytes == 0 || bytes <= budget - quay__min(held_bytes, budget);
@@ -77,9 +80,25 @@ bool quay__staging_awaited(void) {
   return atomic_load_explicit(&waiting, memory_order_relaxed) != 0;
 }
 
+void quay__staging_enter(void) {
+  own_copies++;
+  atomic_fetch_add_explicit(&copies, 1, memory_order_relaxed);
+}
+
+void quay__staging_leave(void) {
+  own_copies--;
+  atomic_fetch_sub_explicit(&copies, 1, memory_order_relaxed);
+}
+
+uint32_t quay__staging_copies(void) {
+  const uint32_t count = atomic_load_explicit(&copies, memory_order_relaxed);
+  return count != 0 ? count : 1;
+}
+
 /* The copies of other threads are not in the child. */
 void quay__staging_after_fork_in_child(void) {
   held_bytes = own_bytes;
+  atomic_store_explicit(&copies, own_copies, memory_order_relaxed);
   next_served = next_ticket;
   atomic_store_explicit(&waiting, 0, memory_order_relaxed);
   changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;

@@ -22,6 +22,11 @@ void quay__staging_give_back(uint64_t bytes);
 /* Whether anybody waits for room. */
 bool quay__staging_awaited(void);
 
+/* A staged copy begins and ends in the calling thread; and how many there are, at least 1. */
+void quay__staging_enter(void);
+void quay__staging_leave(void);
+uint32_t quay__staging_copies(void);
+
 /* For lifecycle.c alone, with every lock held. */
 void quay__staging_after_fork_in_child(void);
 

@@ -10,6 +10,7 @@
 #include "core/lock.h"
 #include "core/os.h"
 #include "core/stream_impl.h"
+#include "core/staging_memory.h"
 #include "core/thread.h"
 
 /* Bits of quay__storage.options. */
@@ -401,7 +402,8 @@ uint64_t quay__storage_collect(void) {
 }
 
 quay_status quay_collect(uint64_t *out_bytes) {
-  const uint64_t bytes = quay__storage_collect() + quay__cuda_collect();
+  const uint64_t bytes =
+      quay__storage_collect() + quay__cuda_collect() + quay__staging_memory_trim();
   if (out_bytes != NULL)
     *out_bytes = bytes;
   return QUAY_OK;

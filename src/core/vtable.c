@@ -74,6 +74,10 @@ quay_status quay__device_vtable_check(const quay_device_desc *desc, bool *out_ha
                      "stream_synchronize, stream_wait, event_record, event_query, "
                      "event_synchronize, event_destroy) must be there whole or not at all");
   }
+  if ((vtable->pin == NULL) != (vtable->unpin == NULL))
+    return fail_rule(what, desc->name, "pin and unpin must both be there, or neither");
+  if (vtable->pin != NULL && !whole(streams))
+    return fail_rule(what, desc->name, "pin needs the stream group");
   *out_has_streams = whole(streams);
   return QUAY_OK;
 }

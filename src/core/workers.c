@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/lifecycle.h"
 #include "core/lock.h"
+#include "core/os.h"
 #include "core/thread.h"
 
 /* $QUAY_COPY_THREADS goes up to 1024, the caller's included. */
@@ -35,6 +36,7 @@ static atomic_uint jobs_seen;
 static _Thread_local quay__job *own_job; /* the innermost job that this thread is the caller of */
 static _Thread_local bool in_task;       /* this thread runs a task: nested calls run inline */
 static _Thread_local bool is_worker;
+static _Thread_local unsigned seen_jobs; /* a worker's: `jobs_seen` when it took its job */
 
 static void fail_job(quay__job *job, quay_status status) {
   if (atomic_exchange_explicit(&job->failed, true, memory_order_acq_rel))
@@ -53,13 +55,17 @@ static bool take_index(quay__job *job, uint64_t *out_index) {
   return false;
 }
 
+bool quay__workers_called(void) {
+  return is_worker && atomic_load_explicit(&jobs_seen, memory_order_relaxed) != seen_jobs;
+}
+
 /* Takes indices until none is left, the job has failed or, for a worker, another job came. */
-static void take_part(quay__job *job, unsigned seen) {
+static void take_part(quay__job *job) {
   const bool in_staging = quay__thread_in_staging;
   quay__thread_in_staging = job->in_staging;
   in_task = true;
   while (!atomic_load_explicit(&job->failed, memory_order_relaxed)) {
-    if (is_worker && atomic_load_explicit(&jobs_seen, memory_order_relaxed) != seen)
+    if (quay__workers_called())
       break;
     uint64_t index;
     if (!take_index(job, &index))
@@ -97,7 +103,7 @@ static void *worker_main(void *unused) {
   pthread_setname_np(pthread_self(), "quay-worker");
   quay__global_acquire(QUAY__LOCK_WORKERS);
   while (!workers.stopping) {
-    const unsigned seen = atomic_load_explicit(&jobs_seen, memory_order_relaxed);
+    seen_jobs = atomic_load_explicit(&jobs_seen, memory_order_relaxed);
     quay__job *job = neediest_job();
     if (job == NULL) {
       workers.idle++;
@@ -107,7 +113,7 @@ static void *worker_main(void *unused) {
     }
     job->helpers++;
     quay__global_release(QUAY__LOCK_WORKERS);
-    take_part(job, seen);
+    take_part(job);
     quay__global_acquire(QUAY__LOCK_WORKERS);
     if (--job->helpers == 0)
       pthread_cond_signal(&job->finished);
@@ -135,8 +141,8 @@ static int start_threads(uint32_t wanted) {
   return error != 0 ? error : restored;
 }
 
-static void wake_helpers(const quay__job *job) {
-  const uint64_t sleeping = quay__min(workers.idle, job->max_helpers);
+static void wake_helpers(uint64_t wanted) {
+  const uint64_t sleeping = quay__min(workers.idle, wanted);
   for (uint64_t i = 0; i < sleeping; i++)
     pthread_cond_signal(&work);
 }
@@ -144,7 +150,7 @@ static void wake_helpers(const quay__job *job) {
 /* Makes the job known, offers what it has, and calls for helpers, for whom there are to be
  * `threads` workers. What can't be started is not missed: the caller does their part. The lock is
  * held, and released. */
-static void publish_job(quay__job *job, uint32_t threads) {
+static void publish_job(quay__job *job, uint32_t threads, uint64_t helpers) {
   int error = 0;
   if (!workers.stopping)
     error = start_threads(threads);
@@ -155,7 +161,7 @@ static void publish_job(quay__job *job, uint32_t threads) {
   workers.jobs = job;
   job->listed = true;
   atomic_fetch_add_explicit(&jobs_seen, 1, memory_order_relaxed);
-  wake_helpers(job);
+  wake_helpers(helpers);
   quay__global_release(QUAY__LOCK_WORKERS);
   if (tell) {
     quay_log(QUAY_LOG_WARNING, "can't start a worker thread (%s): copies run with fewer threads",
@@ -217,16 +223,30 @@ quay_status quay__workers_run(uint32_t threads, uint64_t count, quay__task task,
   job.max_helpers = (uint32_t)quay__min(quay__min(threads, count) - 1, MAX_WORKERS);
   quay__lifecycle_begin();
   quay__global_acquire(QUAY__LOCK_WORKERS);
-  publish_job(&job, job.max_helpers);
-  take_part(&job, 0);
+  publish_job(&job, job.max_helpers, job.max_helpers);
+  take_part(&job);
   retract_job(&job);
   end_job(&job);
   return quay__workers_result(&job);
 }
 
-void quay__workers_open(quay__job *job, quay__task task, void *context) {
+void quay__workers_open(quay__job *job, uint32_t helpers, quay__task task, void *context) {
   if (begin_job(job, 0, task, context))
-    job->max_helpers = 1;
+    job->max_helpers = (uint32_t)quay__min(helpers, MAX_WORKERS);
+}
+
+/* Workers for all open jobs, but no more of them than processors, unless one job asked for so many,
+ * or there are so many jobs. The lock is held. */
+static uint32_t threads_for_open_jobs(void) {
+  uint64_t all = 0, most = workers.open;
+  for (const quay__job *job = workers.jobs; job != NULL; job = job->next) {
+    if (!job->open)
+      continue;
+    all += job->max_helpers;
+    most = quay__max(most, job->max_helpers);
+  }
+  const uint64_t others = quay__os_processor_count() - 1;
+  return (uint32_t)quay__min(quay__min(all, quay__max(most, others)), MAX_WORKERS);
 }
 
 /* A worker that takes an index meanwhile looks for its task after it was offered, so that it counts
@@ -238,15 +258,22 @@ void quay__workers_offer(quay__job *job, uint64_t tasks) {
   quay__global_acquire(QUAY__LOCK_WORKERS);
   const uint64_t next = atomic_load_explicit(&job->next_index, memory_order_relaxed);
   atomic_store_explicit(&job->count, next + tasks, memory_order_relaxed);
+  const uint64_t wanted = quay__min(tasks, job->max_helpers);
   if (!job->listed) {
     job->open = true;
     workers.open++;
-    publish_job(job, (uint32_t)quay__min(workers.open, MAX_WORKERS));
+    job->next = workers.jobs; /* for the sum; publish_job() does the same again */
+    workers.jobs = job;
+    const uint32_t threads = threads_for_open_jobs();
+    workers.jobs = job->next;
+    publish_job(job, threads, wanted);
     return;
   }
-  if (job->helpers == 0) {
-    atomic_fetch_add_explicit(&jobs_seen, 1, memory_order_relaxed);
-    wake_helpers(job);
+  if (job->helpers < wanted) {
+    const uint64_t missing = wanted - job->helpers;
+    if (missing > workers.idle)
+      atomic_fetch_add_explicit(&jobs_seen, 1, memory_order_relaxed);
+    wake_helpers(missing);
   }
   quay__global_release(QUAY__LOCK_WORKERS);
 }

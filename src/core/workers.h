@@ -38,13 +38,16 @@ typedef struct quay__job {
   quay__error_state error; /* of the first failure: written by whoever set `failed` */
 } quay__job;
 
-/* A job whose tasks come up one by one while its caller does something else, and which one worker
- * helps with. The caller must be able to go on without: it may be that no worker ever comes. Called
+/* A job whose tasks come up one by one while its caller does something else, and which up to
+ * `helpers` workers help with. The caller must be able to go on without: it may be that no worker ever comes. Called
  * from inside a task it gets none. Closed by the same thread; nothing opened later may still be
  * open then. */
-void quay__workers_open(quay__job *job, quay__task task, void *context);
-/* So many tasks could be run now: a worker will look, and run that many. */
+void quay__workers_open(quay__job *job, uint32_t helpers, quay__task task, void *context);
+/* So many tasks could be run now: workers will look, and run that many. Of a job that its caller
+ * has offered before, its tasks may offer more. */
 void quay__workers_offer(quay__job *job, uint64_t tasks);
+/* In a task: whether it should come to an end, because another job may need the worker more. */
+bool quay__workers_called(void);
 /* Whether a task has failed; or was lost, because this is the child of a fork meanwhile. No other
  * task is started then. */
 bool quay__workers_failed(quay__job *job);

@@ -104,6 +104,7 @@ typedef struct quay__cu_ipc_memory {
   X(EVENT_DISABLE_TIMING, 2, CU_EVENT_DISABLE_TIMING)                                              \
   /* CU_MEMHOSTALLOC_..., CUmemAttach_flags */                                                     \
   X(MEMHOSTALLOC_PORTABLE, 1, CU_MEMHOSTALLOC_PORTABLE)                                            \
+  X(MEMHOSTREGISTER_PORTABLE, 1, CU_MEMHOSTREGISTER_PORTABLE)                                      \
   X(MEM_ATTACH_GLOBAL, 1, CU_MEM_ATTACH_GLOBAL)                                                    \
   /* CUmemorytype */                                                                               \
   X(MEMORYTYPE_HOST, 1, CU_MEMORYTYPE_HOST)                                                        \

@@ -44,32 +44,48 @@ static quay_status give_back(const submission *ended, quay__cuda_lane *lane, qua
   return status;
 }
 
-static quay_status upload(submission *to, quay__cu_pointer destination, const void *source,
-                          uint64_t size) {
+/* What is neither page-locked nor small goes through the core's slots, after what is in the stream.
+ */
+static quay_status upload(submission *to, quay_allocator *allocator,
+                          quay_raw_buffer *destination, uint64_t offset, const void *source,
+                          uint64_t size, uint64_t stream) {
   quay__cuda_device *const device = to->device;
+  const quay__cu_pointer pointer = quay__cuda_at(destination, offset);
   if (quay__cuda_is_pinned(device, source, size)) {
-    return check(device, device->api->cuMemcpyHtoDAsync(destination, source, size, to->stream),
+    return check(device, device->api->cuMemcpyHtoDAsync(pointer, source, size, to->stream),
                  "copying host memory to");
   }
+  bool done;
+  const quay_status staged =
+      quay__cuda_stage(allocator, destination, offset, source, size, QUAY_WRITE, &stream, &done);
+  if (done || staged != QUAY_OK)
+    return staged;
   quay__cuda_lane *lane;
   QUAY_TRY(quay__cuda_relax(&to->scope));
   QUAY_TRY(quay__cuda_lane_take(device, &lane));
-  const quay_status status = quay__cuda_upload(device, lane, to->stream, destination, source, size);
+  const quay_status status = quay__cuda_upload(device, lane, to->stream, pointer, source, size);
   return give_back(to, lane, status);
 }
 
-static quay_status download(submission *from, quay__cu_pointer source, void *destination,
-                            uint64_t size) {
+static quay_status download(submission *from, quay_allocator *allocator,
+                            const quay_raw_buffer *source, uint64_t offset, void *destination,
+                            uint64_t size, uint64_t stream) {
   quay__cuda_device *const device = from->device;
+  const quay__cu_pointer pointer = quay__cuda_at(source, offset);
   if (quay__cuda_is_pinned(device, destination, size)) {
-    return check(device, device->api->cuMemcpyDtoHAsync(destination, source, size, from->stream),
+    return check(device, device->api->cuMemcpyDtoHAsync(destination, pointer, size, from->stream),
                  "copying to host memory from");
   }
+  bool done;
+  const quay_status staged =
+      quay__cuda_stage(allocator, source, offset, destination, size, QUAY_READ, &stream, &done);
+  if (done || staged != QUAY_OK)
+    return staged;
   quay__cuda_lane *lane;
   QUAY_TRY(quay__cuda_relax(&from->scope));
   QUAY_TRY(quay__cuda_lane_take(device, &lane));
   const quay_status status =
-      quay__cuda_download(device, lane, from->stream, source, destination, size);
+      quay__cuda_download(device, lane, from->stream, pointer, destination, size);
   return give_back(from, lane, status);
 }
 
@@ -78,7 +94,7 @@ quay_status quay__cuda_copy_in_async(quay_allocator *allocator, quay_raw_buffer 
                                      uint64_t stream) {
   submission copy;
   QUAY_TRY(begin(allocator, destination, stream, &copy));
-  return end(&copy, upload(&copy, quay__cuda_at(destination, offset), source, size));
+  return end(&copy, upload(&copy, allocator, destination, offset, source, size, stream));
 }
 
 quay_status quay__cuda_copy_out_async(quay_allocator *allocator, const quay_raw_buffer *source,
@@ -86,7 +102,7 @@ quay_status quay__cuda_copy_out_async(quay_allocator *allocator, const quay_raw_
                                       uint64_t stream) {
   submission copy;
   QUAY_TRY(begin(allocator, source, stream, &copy));
-  return end(&copy, download(&copy, quay__cuda_at(source, offset), destination, size));
+  return end(&copy, download(&copy, allocator, source, offset, destination, size, stream));
 }
 
 /* In pieces that don't overlap, from the end that is not overwritten too early. */

@@ -4,7 +4,8 @@
 
 #include "core/checked.h"
 #include "core/error.h"
-#include "core/host_copy.h"
+#include "core/staging.h"
+#include "core/thread.h"
 #include "cuda/cuda_impl.h"
 
 /* Overlapping ranges that lie this far apart are copied piece by piece at once; closer ones go
@@ -66,47 +67,59 @@ bool quay__cuda_is_pinned(quay__cuda_device *device, const void *memory, uint64_
 
 /* To the device. */
 
-static quay_status upload_in_chunks(quay__cuda_device *device, quay__cuda_lane *lane,
-                                    quay__cu_stream stream, quay__cu_pointer destination,
-                                    const unsigned char *source, uint64_t size) {
-  const quay__cuda_api *const api = device->api;
-  const char *const what = "copying host memory to";
-  uint64_t number = 0;
-  for (uint64_t done = 0; done < size; number++) {
-    const uint64_t part = quay__min(size - done, QUAY__CUDA_CHUNK_BYTES);
-    const unsigned which = number & 1;
-    unsigned char *const chunk = lane->chunks + which * QUAY__CUDA_CHUNK_BYTES;
-    if (number >= 2)
-      QUAY_TRY(check(device, api->cuEventSynchronize(lane->events[which]), what));
-    quay__host_copy(chunk, source + done, part, 0);
-    QUAY_TRY(check(device, api->cuMemcpyHtoDAsync(destination + done, chunk, part, stream), what));
-    QUAY_TRY(check(device, api->cuEventRecord(lane->events[which], stream), what));
-    done += part;
-  }
-  return QUAY_OK;
-}
-
 quay_status quay__cuda_upload(quay__cuda_device *device, quay__cuda_lane *lane,
                               quay__cu_stream stream, quay__cu_pointer destination,
                               const void *source, uint64_t size) {
-  const quay__cuda_api *const api = device->api;
   const void *from = source;
   if (size <= QUAY__CUDA_SLOT_BYTES) {
     memcpy(lane->slot, source, size);
     from = lane->slot;
-  } else if (!quay__cuda_is_pinned(device, source, size) &&
-             quay__cuda_lane_has_chunks(device, lane)) {
-    return upload_in_chunks(device, lane, stream, destination, source, size);
   }
-  /* Pageable memory is left here only where there is no pinned memory for it: the driver's own
-   * staging is slow, but works. */
-  return check(device, api->cuMemcpyHtoDAsync(destination, from, size, stream),
+  return check(device, device->api->cuMemcpyHtoDAsync(destination, from, size, stream),
                "copying host memory to");
+}
+
+/* Large pageable memory goes through the core's slots, which the driver's own staging is much
+ * slower than; but it works where there are none. */
+static quay_status is_staged(quay__cuda_device *device, const void *memory, uint64_t size,
+                             bool *out_staged) {
+  *out_staged = false;
+  if (size <= QUAY__CUDA_SLOT_BYTES || quay__thread_in_staging)
+    return QUAY_OK;
+  quay__cuda_scope scope;
+  QUAY_TRY(quay__cuda_enter(device, true, &scope));
+  *out_staged = !quay__cuda_is_pinned(device, memory, size);
+  quay__cuda_leave(&scope);
+  return QUAY_OK;
+}
+
+quay_status quay__cuda_stage(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
+                             const void *memory, uint64_t size, quay_use_mode mode,
+                             const uint64_t *after, bool *out_done) {
+  bool staged;
+  *out_done = false;
+  QUAY_TRY(is_staged(quay__cuda_of(allocator)->device, memory, size, &staged));
+  if (!staged)
+    return QUAY_OK;
+  const quay__host_stage copy = {
+      .side = {.allocator = allocator,
+               .raw = (quay_raw_buffer *)(uintptr_t)raw, /* NOLINT(performance-no-int-to-ptr) */
+               .offset = offset},
+      .memory = (unsigned char *)(uintptr_t)memory, /* NOLINT(performance-no-int-to-ptr) */
+      .size = size,
+      .after = after,
+  };
+  return mode == QUAY_WRITE ? quay__stage_in(&copy, out_done) : quay__stage_out(&copy, out_done);
 }
 
 quay_status quay__cuda_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
                                uint64_t offset, const void *source, uint64_t size) {
   quay__cuda_device *const device = quay__cuda_of(allocator)->device;
+  bool done;
+  const quay_status staged =
+      quay__cuda_stage(allocator, destination, offset, source, size, QUAY_WRITE, NULL, &done);
+  if (done || staged != QUAY_OK)
+    return staged;
   job copy;
   QUAY_TRY(begin(device, destination, &copy));
   const quay_status status = quay__cuda_upload(device, copy.lane, copy.lane->stream,
@@ -115,39 +128,6 @@ quay_status quay__cuda_copy_in(quay_allocator *allocator, quay_raw_buffer *desti
 }
 
 /* From the device. */
-
-static quay_status submit_chunk(quay__cuda_device *device, quay__cuda_lane *lane,
-                                quay__cu_stream stream, quay__cu_pointer source, uint64_t size,
-                                uint64_t number) {
-  const quay__cuda_api *const api = device->api;
-  const char *const what = "copying to host memory from";
-  const uint64_t at = number * QUAY__CUDA_CHUNK_BYTES;
-  const unsigned which = number & 1;
-  const uint64_t part = quay__min(size - at, QUAY__CUDA_CHUNK_BYTES);
-  QUAY_TRY(check(device,
-                 api->cuMemcpyDtoHAsync(lane->chunks + which * QUAY__CUDA_CHUNK_BYTES, source + at,
-                                        part, stream),
-                 what));
-  return check(device, api->cuEventRecord(lane->events[which], stream), what);
-}
-
-static quay_status download_in_chunks(quay__cuda_device *device, quay__cuda_lane *lane,
-                                      quay__cu_stream stream, quay__cu_pointer source,
-                                      unsigned char *destination, uint64_t size) {
-  const uint64_t count = (size - 1) / QUAY__CUDA_CHUNK_BYTES + 1;
-  QUAY_TRY(submit_chunk(device, lane, stream, source, size, 0));
-  for (uint64_t number = 0; number < count; number++) {
-    if (number + 1 < count)
-      QUAY_TRY(submit_chunk(device, lane, stream, source, size, number + 1));
-    const unsigned which = number & 1;
-    QUAY_TRY(check(device, device->api->cuEventSynchronize(lane->events[which]),
-                   "copying to host memory from"));
-    const uint64_t at = number * QUAY__CUDA_CHUNK_BYTES;
-    quay__host_copy(destination + at, lane->chunks + which * QUAY__CUDA_CHUNK_BYTES,
-                    quay__min(size - at, QUAY__CUDA_CHUNK_BYTES), 0);
-  }
-  return QUAY_OK;
-}
 
 quay_status quay__cuda_download(quay__cuda_device *device, quay__cuda_lane *lane,
                                 quay__cu_stream stream, quay__cu_pointer source, void *destination,
@@ -160,14 +140,17 @@ quay_status quay__cuda_download(quay__cuda_device *device, quay__cuda_lane *lane
     memcpy(destination, lane->slot, size);
     return QUAY_OK;
   }
-  if (!quay__cuda_is_pinned(device, destination, size) && quay__cuda_lane_has_chunks(device, lane))
-    return download_in_chunks(device, lane, stream, source, destination, size);
   return check(device, api->cuMemcpyDtoHAsync(destination, source, size, stream), what);
 }
 
 quay_status quay__cuda_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
                                 uint64_t offset, void *destination, uint64_t size) {
   quay__cuda_device *const device = quay__cuda_of(allocator)->device;
+  bool done;
+  const quay_status staged =
+      quay__cuda_stage(allocator, source, offset, destination, size, QUAY_READ, NULL, &done);
+  if (done || staged != QUAY_OK)
+    return staged;
   job copy;
   QUAY_TRY(begin(device, source, &copy));
   const quay_status status = quay__cuda_download(device, copy.lane, copy.lane->stream,
@@ -177,10 +160,12 @@ quay_status quay__cuda_copy_out(quay_allocator *allocator, const quay_raw_buffer
 
 void quay__cuda_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
                           quay_across_info *out_info) {
-  (void)allocator;
   (void)mode;
-  if (size > QUAY__CUDA_SLOT_BYTES)
-    out_info->chunk = quay__min(size, QUAY__CUDA_CHUNK_BYTES);
+  quay__staging_plan plan;
+  if (size <= QUAY__CUDA_SLOT_BYTES || !quay__host_stage_plan(allocator, size, &plan))
+    return;
+  out_info->chunk = plan.chunk;
+  out_info->threads = plan.threads;
 }
 
 /* Within. */

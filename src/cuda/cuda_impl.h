@@ -17,8 +17,8 @@
 /* Bytes of a slot that small copies go through. Up to here memcpy and DMA of the slot cost less
  * than asking the driver whether the host memory is pinned. */
 #define QUAY__CUDA_SLOT_BYTES ((uint64_t)64 << 10)
-/* Bytes of each of the two slots for large pageable copies: 2 to 4 MiB were best on an H100. */
-#define QUAY__CUDA_CHUNK_BYTES ((uint64_t)4 << 20)
+/* Bytes on the device that overlapping copies go through. */
+#define QUAY__CUDA_BOUNCE_BYTES ((uint64_t)4 << 20)
 
 /* An event of the device's pool, which keeps them for the next one who needs one. */
 typedef struct quay__cuda_event {
@@ -67,9 +67,7 @@ typedef struct quay__cuda_lane {
   atomic_bool taken;
   quay__cu_stream stream;
   unsigned char *slot;      /* QUAY__CUDA_SLOT_BYTES of pinned memory */
-  unsigned char *chunks;    /* two of QUAY__CUDA_CHUNK_BYTES; NULL until they are needed */
-  quay__cu_event events[2]; /* of the chunks */
-  quay__cu_pointer bounce;  /* QUAY__CUDA_CHUNK_BYTES on the device; 0 until it is needed */
+  quay__cu_pointer bounce;  /* QUAY__CUDA_BOUNCE_BYTES on the device; 0 until it is needed */
 } quay__cuda_lane;
 
 typedef struct quay__cuda_device {
@@ -93,7 +91,6 @@ typedef struct quay__cuda_device {
   quay__cuda_lane *lanes;
   quay__cuda_block *released;
   atomic_uint released_count;
-  atomic_uint chunk_lanes;                    /* lanes that have chunks */
   atomic_uchar peers[QUAY__CUDA_DEVICES_MAX]; /* quay__cuda_peer, by the other's ordinal */
 } quay__cuda_device;
 
@@ -217,8 +214,6 @@ void quay__cuda_lane_give_back(quay__cuda_device *device, quay__cuda_lane *lane)
 /* Waits for the stream of a copy, and once more if that fails: what is copied would else be used
  * again while the device still works on it. The first result counts. */
 quay__cu_result quay__cuda_settle(quay__cuda_device *device, quay__cu_stream stream);
-/* Whether the lane has chunks now; there is a bound on how many have, and pinning can fail. */
-bool quay__cuda_lane_has_chunks(quay__cuda_device *device, quay__cuda_lane *lane);
 /* Memory of the device to copy through, at most `*inout_size` bytes; `*inout_size` is what it has.
  * Never fails: the pinned slot is there in any case. */
 quay__cu_pointer quay__cuda_lane_bounce(quay__cuda_device *device, quay__cuda_lane *lane,
@@ -253,8 +248,14 @@ quay_status quay__cuda_fill_async(quay_allocator *allocator, quay_raw_buffer *ra
                                   uint64_t size, const void *pattern, size_t pattern_size,
                                   uint64_t stream);
 
-/* A copy on a stream whose context is current: the host's memory is `pinned` or goes through the
- * lane. Whoever calls it waits for the stream before the lane or the memory is used again. */
+/* A large copy of pageable memory, done on return; `out_done` is false, and nothing has moved, where
+ * it is none, or must be done by the functions below. `after`: a stream that it comes after; NULL:
+ * no one. */
+quay_status quay__cuda_stage(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
+                             const void *memory, uint64_t size, quay_use_mode mode,
+                             const uint64_t *after, bool *out_done);
+
+/* A copy on a stream whose context is current. Small ones go through the lane. Whoever calls it waits for the stream before the lane or the memory is used again. */
 quay_status quay__cuda_upload(quay__cuda_device *device, quay__cuda_lane *lane,
                               quay__cu_stream stream, quay__cu_pointer destination,
                               const void *source, uint64_t size);
@@ -267,6 +268,10 @@ bool quay__cuda_is_pinned(quay__cuda_device *device, const void *memory, uint64_
 quay_status quay__cuda_submit_fill(quay__cuda_device *device, quay__cu_stream stream,
                                    quay__cu_pointer pointer, uint64_t size, const void *pattern,
                                    size_t pattern_size);
+
+/* pin.c */
+quay_status quay__cuda_pin(quay_device *quay, void *memory, uint64_t size);
+void quay__cuda_unpin(quay_device *quay, void *memory, uint64_t size);
 
 /* peer.c */
 typedef enum quay__cuda_peer {

@@ -158,6 +158,8 @@ static const quay_device_vtable vtable = {
     .event_synchronize = quay__cuda_event_synchronize,
     .event_destroy = quay__cuda_event_destroy,
     .stream_check = quay__cuda_stream_check,
+    .pin = quay__cuda_pin,
+    .unpin = quay__cuda_unpin,
 };
 
 /* Making one. Called with QUAY__LOCK_CUDA held: nothing here may mark devices lost. */

@@ -1,14 +1,9 @@
-/* Lanes: the streams and the pinned memory that blocking copies go through. */
+/* Lanes: the streams and the pinned memory that small blocking copies go through. */
 #include <stdatomic.h>
 
 #include "core/error.h"
 #include "core/os.h"
 #include "cuda/cuda_impl.h"
-
-enum {
-  /* Lanes of a device that have chunks: 8 MiB of pinned memory each. */
-  CHUNK_LANES_MAX = 4
-};
 
 static void end_call(quay__cuda_device *device, quay__cu_result result) {
   if (result != QUAY__CU_SUCCESS) {
@@ -21,17 +16,9 @@ static void lane_end(quay__cuda_device *device, quay__cuda_lane *lane, bool gone
   const quay__cuda_api *const api = device->api;
   const bool usable =
       !gone && quay__cuda_callable() && quay_device_health(device->device) == QUAY_HEALTH_OK;
-  if (lane->chunks != NULL)
-    atomic_fetch_sub_explicit(&device->chunk_lanes, 1, memory_order_relaxed);
   if (usable) {
     if (lane->bounce != 0)
       end_call(device, api->cuMemFree(lane->bounce));
-    for (int i = 0; i < 2; i++) {
-      if (lane->events[i] != NULL)
-        end_call(device, api->cuEventDestroy(lane->events[i]));
-    }
-    if (lane->chunks != NULL)
-      end_call(device, api->cuMemFreeHost(lane->chunks));
     if (lane->slot != NULL)
       end_call(device, api->cuMemFreeHost(lane->slot));
     if (lane->stream != NULL)
@@ -58,8 +45,6 @@ static quay_status lane_new(quay__cuda_device *device, quay__cuda_lane **out_lan
       api->cuStreamCreateWithPriority(&lane->stream, QUAY__CU_STREAM_NON_BLOCKING, 0);
   if (result == QUAY__CU_SUCCESS)
     result = pin(device, QUAY__CUDA_SLOT_BYTES, &lane->slot);
-  for (int i = 0; i < 2 && result == QUAY__CU_SUCCESS; i++)
-    result = api->cuEventCreate(&lane->events[i], QUAY__CU_EVENT_DISABLE_TIMING);
   if (result == QUAY__CU_SUCCESS) {
     *out_lane = lane;
     return QUAY_OK;
@@ -143,22 +128,12 @@ quay__cu_result quay__cuda_settle(quay__cuda_device *device, quay__cu_stream str
   return result;
 }
 
-bool quay__cuda_lane_has_chunks(quay__cuda_device *device, quay__cuda_lane *lane) {
-  if (lane->chunks != NULL)
-    return true;
-  if (atomic_fetch_add_explicit(&device->chunk_lanes, 1, memory_order_relaxed) < CHUNK_LANES_MAX &&
-      pin(device, 2 * QUAY__CUDA_CHUNK_BYTES, &lane->chunks) == QUAY__CU_SUCCESS)
-    return true;
-  atomic_fetch_sub_explicit(&device->chunk_lanes, 1, memory_order_relaxed);
-  return false;
-}
-
 quay__cu_pointer quay__cuda_lane_bounce(quay__cuda_device *device, quay__cuda_lane *lane,
                                         uint64_t *inout_size) {
   if (lane->bounce == 0 && *inout_size > QUAY__CUDA_SLOT_BYTES &&
-      device->api->cuMemAlloc(&lane->bounce, QUAY__CUDA_CHUNK_BYTES) != QUAY__CU_SUCCESS)
+      device->api->cuMemAlloc(&lane->bounce, QUAY__CUDA_BOUNCE_BYTES) != QUAY__CU_SUCCESS)
     lane->bounce = 0;
-  const uint64_t most = lane->bounce != 0 ? QUAY__CUDA_CHUNK_BYTES : QUAY__CUDA_SLOT_BYTES;
+  const uint64_t most = lane->bounce != 0 ? QUAY__CUDA_BOUNCE_BYTES : QUAY__CUDA_SLOT_BYTES;
   if (*inout_size > most)
     *inout_size = most;
   return lane->bounce != 0 ? lane->bounce : (quay__cu_pointer)(uintptr_t)lane->slot;

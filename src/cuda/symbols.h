@@ -44,6 +44,8 @@ X(cuMemAlloc, _v2, 3020, ANY, MUST, (quay__cu_pointer * out_pointer, size_t size
 X(cuMemFree, _v2, 3020, ANY, MUST, (quay__cu_pointer pointer))
 X(cuMemHostAlloc, , 2020, ANY, MUST, (void **out_pointer, size_t size, unsigned flags))
 X(cuMemFreeHost, , 2000, ANY, MUST, (void *pointer))
+X(cuMemHostRegister, _v2, 6050, ANY, MUST, (void *pointer, size_t size, unsigned flags))
+X(cuMemHostUnregister, , 4000, ANY, MUST, (void *pointer))
 X(cuMemAllocManaged, , 6000, ANY, MUST,
   (quay__cu_pointer * out_pointer, size_t size, unsigned flags))
 X(cuPointerGetAttributes, , 7000, ANY, MUST,

@@ -1,6 +1,6 @@
 /* What the tests of staging share. It is included once in a program that is linked with --wrap for
- * quay__os_aligned_alloc, quay__os_free and pthread_create: slots are counted, and both can be made
- * to fail. */
+ * quay__staging_memory_take, quay__staging_memory_give and pthread_create: slots are counted, and
+ * both can be made to fail. */
 #ifndef QUAY_TESTS_UNIT_STAGING_FIXTURE_H
 #define QUAY_TESTS_UNIT_STAGING_FIXTURE_H
 
@@ -12,15 +12,14 @@
 
 #include "core/os.h"
 #include "core/staging_budget.h"
+#include "core/staging_memory.h"
 #include "support/manual_device.h"
 #include "support/pattern.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * 1024)
 
-/* Slots are the library's only memory of this alignment in these tests. */
 enum {
-  SLOT_ALIGNMENT = 4096,
   SLOTS_WATCHED = 256
 };
 
@@ -34,10 +33,12 @@ static struct {
 } slots;
 static atomic_int threads_left = -1; /* that can be started; below 0: all */
 
-void *__real_quay__os_aligned_alloc(size_t alignment, size_t size);
-void *__wrap_quay__os_aligned_alloc(size_t alignment, size_t size);
-void __real_quay__os_free(void *pointer);
-void __wrap_quay__os_free(void *pointer);
+unsigned char *__real_quay__staging_memory_take(const quay__staging_wish *wish,
+                                                uint64_t *out_segment);
+unsigned char *__wrap_quay__staging_memory_take(const quay__staging_wish *wish,
+                                                uint64_t *out_segment);
+void __real_quay__staging_memory_give(unsigned char *memory, uint64_t size);
+void __wrap_quay__staging_memory_give(unsigned char *memory, uint64_t size);
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*start)(void *), void *argument);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
@@ -60,29 +61,30 @@ static void watch_slot(void *memory, uint64_t size) {
   }
 }
 
-void *__wrap_quay__os_aligned_alloc(size_t alignment, size_t size) {
-  if (alignment != SLOT_ALIGNMENT)
-    return __real_quay__os_aligned_alloc(alignment, size);
+unsigned char *__wrap_quay__staging_memory_take(const quay__staging_wish *wish,
+                                                uint64_t *out_segment) {
   pthread_mutex_lock(&slots_mutex);
   const bool fails = slots.fail_at != 0 && --slots.fail_at == 0;
-  void *memory = fails ? NULL : __real_quay__os_aligned_alloc(alignment, size);
+  unsigned char *memory =
+      fails ? NULL : __real_quay__staging_memory_take(wish, out_segment);
   if (memory != NULL)
-    watch_slot(memory, size);
+    watch_slot(memory, wish->size);
   pthread_mutex_unlock(&slots_mutex);
   return memory;
 }
 
-void __wrap_quay__os_free(void *pointer) {
+void __wrap_quay__staging_memory_give(unsigned char *memory, uint64_t size) {
   pthread_mutex_lock(&slots_mutex);
-  for (int i = 0; i < SLOTS_WATCHED && pointer != NULL; i++) {
-    if (slots.memory[i] != pointer)
+  for (int i = 0; i < SLOTS_WATCHED; i++) {
+    if (slots.memory[i] != memory)
       continue;
+    cr_assert_eq(slots.size[i], size);
     slots.memory[i] = NULL;
     slots.bytes -= slots.size[i];
     slots.count--;
   }
+  __real_quay__staging_memory_give(memory, size);
   pthread_mutex_unlock(&slots_mutex);
-  __real_quay__os_free(pointer);
 }
 
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,

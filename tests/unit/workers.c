@@ -300,7 +300,7 @@ static quay_status count_here(void *context, uint64_t index) {
 Test(workers, a_worker_runs_what_an_open_job_offers_while_the_caller_does_something_else) {
   quay__job job;
   atomic_uint ran = 0;
-  quay__workers_open(&job, count_here, &ran);
+  quay__workers_open(&job, 1, count_here, &ran);
   cr_assert_eq(worker_count(), 0u); /* nothing was offered yet */
   for (unsigned i = 1; i <= 1000; i++) {
     quay__workers_offer(&job, 1);
@@ -316,7 +316,7 @@ Test(workers, a_closed_job_runs_nothing_more) {
   for (int round = 0; round < 200; round++) {
     quay__job job;
     atomic_uint ran = 0;
-    quay__workers_open(&job, count_here, &ran);
+    quay__workers_open(&job, 1, count_here, &ran);
     quay__workers_offer(&job, 1000000);
     quay__workers_close(&job);
     const unsigned then = atomic_load(&ran);
@@ -329,7 +329,7 @@ Test(workers, a_failure_in_an_open_job_ends_it_and_is_the_callers_after_closing)
   quay__job job;
   atomic_uint started = 0;
   quay_error_clear();
-  quay__workers_open(&job, always_fail, &started);
+  quay__workers_open(&job, 1, always_fail, &started);
   quay__workers_offer(&job, 5);
   cr_assert(reaches(&started, 1));
   while (!quay__workers_failed(&job))
@@ -345,7 +345,7 @@ Test(workers, a_failure_in_an_open_job_ends_it_and_is_the_callers_after_closing)
 static quay_status open_in_task(void *context, uint64_t index) {
   quay__job job;
   (void)index;
-  quay__workers_open(&job, count_here, context);
+  quay__workers_open(&job, 1, count_here, context);
   quay__workers_offer(&job, 1);
   usleep(5000);
   quay__workers_close(&job);
@@ -362,7 +362,7 @@ Test(workers, an_open_job_gets_no_helper_where_no_thread_can_be_started) {
   quay__job job;
   atomic_uint ran = 0;
   atomic_store(&no_threads, true);
-  quay__workers_open(&job, count_here, &ran);
+  quay__workers_open(&job, 1, count_here, &ran);
   quay__workers_offer(&job, 1);
   quay__workers_close(&job);
   cr_assert_eq(quay__workers_result(&job), QUAY_OK);
@@ -373,7 +373,7 @@ Test(workers, open_jobs_of_several_callers_each_get_a_worker) {
   quay__job jobs[4]; /* one inside the other, as in callbacks */
   meeting place = {.wanted = 5};
   for (int i = 0; i < 4; i++) {
-    quay__workers_open(&jobs[i], meet, &place);
+    quay__workers_open(&jobs[i], 1, meet, &place);
     quay__workers_offer(&jobs[i], 1);
   }
   cr_assert_eq(meet(&place, 0), QUAY_OK);

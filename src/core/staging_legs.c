@@ -1,0 +1,347 @@
+/* The legs of a staged copy: what fills slots, what drains them, and the transfers of a device that
+ * do either. Called with the lock held, by the calling thread and its helpers alike; nothing is
+ * moved under it. */
+#include <string.h>
+
+#include "core/checked.h"
+#include "core/error.h"
+#include "core/host_copy.h"
+#include "core/lock.h"
+#include "core/os.h"
+#include "core/staging_ring.h"
+
+static uint64_t now(const quay__ring *ring) {
+  return ring->report != NULL ? quay__os_nanoseconds() : 0;
+}
+
+/* What somebody has done: the calling thread may wait for it. */
+static void tell(quay__ring *ring, bool by_helper, quay_status status) {
+  if (status != QUAY_OK && !ring->failed) {
+    ring->failed = true;
+    ring->helper_failed = by_helper;
+  }
+  pthread_cond_signal(&ring->changed);
+}
+
+/* Blocking legs. */
+
+static quay_status move_out(const quay__leg *leg, const quay__slot *slot) {
+  if (leg->kind == QUAY__LEG_MEMORY) {
+    memcpy(slot->memory, leg->memory + slot->at, slot->size);
+    return QUAY_OK;
+  }
+  quay_allocator *from = leg->side->allocator;
+  return from->vtable.copy_out(from, leg->side->raw, leg->side->offset + slot->at, slot->memory,
+                               slot->size);
+}
+
+/* The calling thread's own leg is the second one where that is one of calls: it fills what nobody
+ * has begun, and only when it would else have to wait for it. */
+static bool may_fill(const quay__ring *ring, bool by_helper) {
+  if (ring->out.kind == QUAY__LEG_STREAM)
+    return false;
+  return by_helper || ring->in.kind != QUAY__LEG_CALLS || ring->claimed == ring->arrived;
+}
+
+bool quay__leg_fill(quay__ring *ring, bool by_helper, quay_status *out_status) {
+  quay__slot *slot = may_fill(ring, by_helper) ? quay__slots_claim(ring) : NULL;
+  if (slot == NULL)
+    return false;
+  quay__global_release(QUAY__LOCK_STAGING);
+  const uint64_t began = now(ring);
+  *out_status = move_out(&ring->out, slot);
+  const uint64_t took = now(ring) - began;
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  slot->state = QUAY__SLOT_FILLED;
+  if (ring->report != NULL)
+    ring->report->host += took;
+  tell(ring, by_helper, *out_status);
+  return true;
+}
+
+static quay_status move_in(const quay__ring *ring, const quay__slot *slot) {
+  const quay__leg *leg = &ring->in;
+  if (leg->kind == QUAY__LEG_MEMORY) {
+    unsigned char *to = leg->memory + slot->at;
+    if (ring->streaming)
+      quay__host_stream(to, slot->memory, slot->size);
+    else
+      memcpy(to, slot->memory, slot->size);
+    return QUAY_OK;
+  }
+  quay_allocator *to = leg->side->allocator;
+  return to->vtable.copy_in(to, leg->side->raw, leg->side->offset + slot->at, slot->memory,
+                            slot->size);
+}
+
+/* Calls come in order, by the calling thread; memory is written in any, by all. */
+static quay__slot *next_to_drain(quay__ring *ring, bool by_helper) {
+  if (ring->in.kind == QUAY__LEG_STREAM || ring->failed)
+    return NULL;
+  if (ring->in.kind == QUAY__LEG_MEMORY)
+    return quay__slots_filled_from(ring, 0);
+  quay__slot *slot = by_helper ? NULL : quay__slots_filled_from(ring, ring->chunks_arrived);
+  return slot != NULL && slot->number == ring->chunks_arrived ? slot : NULL;
+}
+
+static void arrive(quay__ring *ring, quay__slot *slot) {
+  slot->state = QUAY__SLOT_EMPTY;
+  ring->arrived += slot->size;
+  ring->chunks_arrived++;
+}
+
+bool quay__leg_drain(quay__ring *ring, bool by_helper, quay_status *out_status) {
+  quay__slot *slot = next_to_drain(ring, by_helper);
+  if (slot == NULL)
+    return false;
+  slot->state = QUAY__SLOT_DRAINING;
+  quay__global_release(QUAY__LOCK_STAGING);
+  const uint64_t began = now(ring);
+  quay__copy_enter();
+  *out_status = move_in(ring, slot);
+  const bool moved = *out_status == QUAY_OK || quay__copy_may_have_moved(*out_status);
+  const uint64_t took = now(ring) - began;
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  ring->moved = ring->moved || moved;
+  if (*out_status == QUAY_OK)
+    arrive(ring, slot);
+  if (ring->report != NULL)
+    ring->report->host += took;
+  tell(ring, by_helper, *out_status);
+  return true;
+}
+
+/* Transfers. */
+
+/* Slots whose chunks follow each other, and whose memory does. */
+typedef struct run {
+  quay__slot *slots[QUAY__SLOTS_MAX];
+  uint32_t count;
+  uint64_t bytes;
+} run;
+
+static bool joins(const quay__ring *ring, const run *so_far, const quay__slot *next) {
+  const quay__slot *last = so_far->slots[so_far->count - 1];
+  return next->segment == last->segment && next->memory == last->memory + last->size &&
+         so_far->bytes + next->size <= ring->tuning->join_most;
+}
+
+static void add(run *to, quay__slot *slot) {
+  to->slots[to->count++] = slot;
+  to->bytes += slot->size;
+}
+
+/* The filled slots that should go to the device next. */
+static void gather_filled(quay__ring *ring, run *out_run) {
+  quay__slot *slot = quay__slots_filled_from(ring, 0);
+  while (slot != NULL) {
+    add(out_run, slot);
+    const uint64_t next = slot->number + 1;
+    slot = quay__slots_filled_from(ring, next);
+    if (slot != NULL && (slot->number != next || !joins(ring, out_run, slot)))
+      return;
+  }
+}
+
+/* Whether to wait for more neighbours: the device has enough to do meanwhile. */
+static bool may_grow(const quay__ring *ring, const quay__leg *leg, uint64_t bytes, bool more) {
+  return more && leg->in_flight >= ring->tuning->in_flight_least &&
+         bytes < ring->tuning->join_least;
+}
+
+/* The empty slots that the device should fill next become claimed. */
+static void gather_empty(quay__ring *ring, run *out_run) {
+  const uint64_t most = quay__min(ring->tuning->join_most, ring->size - ring->claimed);
+  while (out_run->bytes < most) {
+    quay__slot *slot = quay__slots_claim(ring);
+    if (slot == NULL)
+      return;
+    if (out_run->count != 0 && !joins(ring, out_run, slot)) {
+      /* It was the newest claim: undone, it is the next one again. */
+      slot->state = QUAY__SLOT_EMPTY;
+      ring->claimed -= slot->size;
+      ring->chunks_claimed--;
+      ring->last = out_run->slots[out_run->count - 1];
+      return;
+    }
+    add(out_run, slot);
+  }
+}
+
+/* Hands the device a transfer between a run of slots and its side, and records its event. */
+static quay_status submit(const quay__ring *ring, const quay__leg *leg, const run *slots,
+                          uint64_t *out_event, bool *out_moved) {
+  const quay__side *side = leg->side;
+  quay_allocator *allocator = side->allocator;
+  const quay__slot *first = slots->slots[0];
+  const uint64_t offset = side->offset + first->at;
+  quay_device *device = allocator->device;
+  const bool into = leg == &ring->in;
+  quay__copy_enter();
+  const quay_status status =
+      into ? allocator->vtable.copy_in_async(allocator, side->raw, offset, first->memory,
+                                             slots->bytes, leg->stream)
+           : allocator->vtable.copy_out_async(allocator, side->raw, offset, first->memory,
+                                              slots->bytes, leg->stream);
+  *out_moved = into && (status == QUAY_OK || quay__copy_may_have_moved(status));
+  return status == QUAY_OK ? device->vtable.event_record(device, leg->stream, out_event) : status;
+}
+
+static void note_begin(quay__ring *ring, uint64_t at) {
+  quay__staging_report *report = ring->report;
+  if (report == NULL || ring->in.in_flight + ring->out.in_flight != 0)
+    return;
+  if (report->transfers == 0)
+    report->begin = at - ring->began;
+  else
+    report->idle += at - ring->idle_since;
+}
+
+static void submit_run(quay__ring *ring, quay__leg *leg, const run *slots, bool by_helper,
+                       quay_status *out_status) {
+  const bool into = leg == &ring->in;
+  for (uint32_t i = 0; i < slots->count; i++) {
+    slots->slots[i]->state = into ? QUAY__SLOT_DRAINING : QUAY__SLOT_FILLING;
+    slots->slots[i]->transfer = leg->next;
+  }
+  leg->submitting = true;
+  quay__global_release(QUAY__LOCK_STAGING);
+  const uint64_t began = now(ring);
+  uint64_t event = 0;
+  bool moved = false;
+  *out_status = submit(ring, leg, slots, &event, &moved);
+  const uint64_t ended = now(ring);
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  leg->submitting = false;
+  ring->moved = ring->moved || moved;
+  if (*out_status == QUAY_OK) {
+    note_begin(ring, began);
+    leg->transfers[leg->next++ % QUAY__SLOTS_MAX] =
+        (quay__transfer){.event = event, .bytes = slots->bytes};
+    leg->in_flight += slots->bytes;
+  }
+  if (ring->report != NULL) {
+    ring->report->submit += ended - began;
+    ring->report->transfers++;
+  }
+  tell(ring, by_helper, *out_status);
+}
+
+static bool submit_in(quay__ring *ring, bool by_helper, quay_status *out_status) {
+  quay__leg *leg = &ring->in;
+  if (leg->kind != QUAY__LEG_STREAM || leg->submitting)
+    return false;
+  run slots = {.count = 0};
+  gather_filled(ring, &slots);
+  if (slots.count == 0)
+    return false;
+  const bool more = quay__slots_count(ring, QUAY__SLOT_FILLING) != 0 ||
+                    (ring->claimed != ring->size && quay__slots_count(ring, QUAY__SLOT_EMPTY) != 0);
+  if (may_grow(ring, leg, slots.bytes, more))
+    return false;
+  submit_run(ring, leg, &slots, by_helper, out_status);
+  return true;
+}
+
+static bool submit_out(quay__ring *ring, bool by_helper, quay_status *out_status) {
+  quay__leg *leg = &ring->out;
+  if (leg->kind != QUAY__LEG_STREAM || leg->submitting)
+    return false;
+  const uint64_t empty = quay__slots_count(ring, QUAY__SLOT_EMPTY) * ring->plan.chunk;
+  if (may_grow(ring, leg, empty, quay__slots_count(ring, QUAY__SLOT_DRAINING) != 0))
+    return false;
+  run slots = {.count = 0};
+  gather_empty(ring, &slots);
+  if (slots.count == 0)
+    return false;
+  submit_run(ring, leg, &slots, by_helper, out_status);
+  return true;
+}
+
+bool quay__leg_submit(quay__ring *ring, bool by_helper, quay_status *out_status) {
+  if (ring->failed)
+    return false;
+  return submit_in(ring, by_helper, out_status) || submit_out(ring, by_helper, out_status);
+}
+
+/* A transfer is done: its slots are the next leg's. */
+static void finish_first(quay__ring *ring, quay__leg *leg) {
+  const bool into = leg == &ring->in;
+  const quay__slot_state was = into ? QUAY__SLOT_DRAINING : QUAY__SLOT_FILLING;
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    quay__slot *slot = &ring->slots[i];
+    if (slot->state != was || slot->transfer != leg->first)
+      continue;
+    if (into)
+      arrive(ring, slot);
+    else
+      slot->state = QUAY__SLOT_FILLED;
+  }
+  leg->in_flight -= leg->transfers[leg->first % QUAY__SLOTS_MAX].bytes;
+  leg->first++;
+}
+
+static bool await_leg(quay__ring *ring, quay__leg *leg, bool by_helper, quay_status *out_status) {
+  if (leg->first == leg->next || leg->awaited)
+    return false;
+  quay_device *device = leg->side->allocator->device;
+  const uint64_t event = leg->transfers[leg->first % QUAY__SLOTS_MAX].event;
+  leg->awaited = true;
+  quay__global_release(QUAY__LOCK_STAGING);
+  const uint64_t began = now(ring);
+  *out_status = device->vtable.event_synchronize(device, event);
+  if (*out_status == QUAY_OK)
+    device->vtable.event_destroy(device, event);
+  const uint64_t ended = now(ring);
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  leg->awaited = false;
+  if (*out_status == QUAY_OK) {
+    finish_first(ring, leg);
+    ring->idle_since = ended;
+  }
+  if (ring->report != NULL)
+    ring->report->wait += ended - began;
+  tell(ring, by_helper, *out_status);
+  return true;
+}
+
+bool quay__leg_await(quay__ring *ring, bool by_helper, quay_status *out_status) {
+  if (ring->failed)
+    return false;
+  return await_leg(ring, &ring->out, by_helper, out_status) ||
+         await_leg(ring, &ring->in, by_helper, out_status);
+}
+
+/* What was submitted still reads or writes the slots and the caller's memory, so the stream is
+ * waited for, and once more if that fails. */
+void quay__leg_settle(quay__leg *leg) {
+  if (leg->kind != QUAY__LEG_STREAM)
+    return;
+  quay_device *device = leg->side->allocator->device;
+  if (device->vtable.stream_synchronize(device, leg->stream) != QUAY_OK &&
+      quay_device_health(device) == QUAY_HEALTH_OK &&
+      device->vtable.stream_synchronize(device, leg->stream) != QUAY_OK) {
+    quay_log(QUAY_LOG_ERROR, "a failed copy on %s can't be waited for: %s", device->name,
+             quay_last_error()->message);
+  }
+  for (; leg->first != leg->next; leg->first++)
+    device->vtable.event_destroy(device, leg->transfers[leg->first % QUAY__SLOTS_MAX].event);
+}
+
+quay_status quay__leg_follow(const quay__leg *leg, uint64_t stream) {
+  quay_device *device = leg->side->allocator->device;
+  uint64_t event;
+  QUAY_TRY(device->vtable.event_record(device, stream, &event));
+  const quay_status status = device->vtable.stream_wait(device, leg->stream, device, event);
+  device->vtable.event_destroy(device, event);
+  return status;
+}
+
+uint64_t quay__leg_work(const quay__ring *ring) {
+  uint64_t work = 0;
+  if (ring->out.kind != QUAY__LEG_STREAM && ring->claimed != ring->size)
+    work += quay__slots_count(ring, QUAY__SLOT_EMPTY);
+  if (ring->in.kind == QUAY__LEG_MEMORY)
+    work += quay__slots_count(ring, QUAY__SLOT_FILLED);
+  return work;
+}

@@ -1,0 +1,286 @@
+/* The host memory of staging: segments of a few MiB of huge pages, page-locked as a whole, out of
+ * which pieces are taken by first fit, so that the slots of one copy mostly lie side by side.
+ * Touching and registering huge pages costs a third of what the driver's own pinned allocation
+ * does. */
+#include "core/staging_memory.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "core/checked.h"
+#include "core/device_impl.h"
+#include "core/error.h"
+#include "core/lifecycle.h"
+#include "core/lock.h"
+#include "core/os.h"
+#include "core/staging_tuning.h"
+#include "core/thread.h"
+
+#define PAGE UINT64_C(4096)
+
+typedef struct segment {
+  struct segment *next;
+  unsigned char *memory;
+  uint64_t size; /* bytes, whole pages */
+  uint64_t used; /* bytes that are taken */
+  uint64_t id;
+  quay_device *device; /* that page-locked it, not retained: it drops it; NULL: nobody did */
+  bool leaving;        /* nobody takes from it any more */
+  uint64_t taken[];    /* a bit a page */
+} segment;
+
+/* Guarded by QUAY__LOCK_STAGING. */
+static segment *segments;
+static pthread_cond_t emptied = PTHREAD_COND_INITIALIZER; /* one that is leaving is idle */
+
+/* Pieces, with the lock held. */
+
+static bool is_taken(const segment *from, uint64_t page) {
+  return (from->taken[page / 64] >> (page % 64) & 1) != 0;
+}
+
+static void mark(segment *of, uint64_t page, uint64_t count, bool taken) {
+  for (uint64_t i = page; i < page + count; i++) {
+    const uint64_t bit = UINT64_C(1) << (i % 64);
+    of->taken[i / 64] = taken ? of->taken[i / 64] | bit : of->taken[i / 64] & ~bit;
+  }
+  of->used = taken ? of->used + count * PAGE : of->used - count * PAGE;
+}
+
+static bool find_room(const segment *in, uint64_t count, uint64_t *out_page) {
+  const uint64_t pages = in->size / PAGE;
+  uint64_t run = 0;
+  for (uint64_t page = 0; page < pages && run < count; page++) {
+    run = is_taken(in, page) ? 0 : run + 1;
+    *out_page = page + 1 - run;
+  }
+  return run == count;
+}
+
+static bool serves(const segment *from, const quay_device *device) {
+  if (from->leaving)
+    return false;
+  return device == NULL ||
+         (from->device != NULL && strcmp(from->device->backend, device->backend) == 0);
+}
+
+static uint64_t pages_of(uint64_t size) {
+  return (size + PAGE - 1) / PAGE;
+}
+
+static unsigned char *take_kept(const quay__staging_wish *wish, uint64_t *out_segment) {
+  for (segment *from = segments; from != NULL; from = from->next) {
+    uint64_t page;
+    if (!serves(from, wish->device) || !find_room(from, pages_of(wish->size), &page))
+      continue;
+    mark(from, page, pages_of(wish->size), true);
+    *out_segment = from->id;
+    return from->memory + page * PAGE;
+  }
+  return NULL;
+}
+
+void quay__staging_memory_give(unsigned char *memory, uint64_t size) {
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  for (segment *of = segments; of != NULL; of = of->next) {
+    if (memory < of->memory || memory >= of->memory + of->size)
+      continue;
+    mark(of, (uint64_t)(memory - of->memory) / PAGE, pages_of(size), false);
+    if (of->leaving && of->used == 0)
+      pthread_cond_broadcast(&emptied);
+    break;
+  }
+  quay__global_release(QUAY__LOCK_STAGING);
+}
+
+/* Segments. */
+
+/* With the lock held. */
+static void detach(const segment *leaving) {
+  segment **link = &segments;
+  while (*link != NULL && *link != leaving)
+    link = &(*link)->next;
+  if (*link != NULL)
+    *link = leaving->next;
+}
+
+/* Without the lock; nobody else sees it any more. */
+static void end_segment(segment *ended) {
+  if (ended->device != NULL)
+    ended->device->vtable.unpin(ended->device, ended->memory, ended->size);
+  if (quay__os_munmap(ended->memory, ended->size) != 0)
+    quay_log(QUAY_LOG_ERROR, "%llu bytes of staging memory can't be given back to the system",
+             (unsigned long long)ended->size);
+  quay__os_free(ended);
+}
+
+/* Of a size that is whole pages, at a huge page's boundary where it is that large. */
+static unsigned char *map_pages(uint64_t size) {
+  const uint64_t huge = quay__os_huge_page_size();
+  const uint64_t alignment = size >= huge ? huge : PAGE;
+  unsigned char *const whole = quay__os_mmap(NULL, size + alignment, PROT_READ | PROT_WRITE,
+                                             MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (whole == MAP_FAILED)
+    return NULL;
+  const uint64_t before = -(uintptr_t)whole & (alignment - 1);
+  const uint64_t after = alignment - before;
+  /* What can't be unmapped again is address space alone. */
+  if (before != 0)
+    (void)quay__os_munmap(whole, before);
+  if (after != 0)
+    (void)quay__os_munmap(whole + before + size, after);
+  (void)quay__os_madvise(whole + before, size, MADV_HUGEPAGE); /* a hint */
+  return whole + before;
+}
+
+/* One write a page: registering would else make the pages one by one. */
+static void touch(unsigned char *memory, uint64_t size) {
+  for (uint64_t at = 0; at < size; at += PAGE)
+    ((volatile unsigned char *)memory)[at] = 0;
+}
+
+/* Page-locks a segment. A device that refuses is told of once, and not asked again for a while. */
+static bool pin(segment *of, quay_device *device) {
+  touch(of->memory, of->size);
+  quay__error_state before;
+  quay__error_save(&before);
+  const quay_status status = device->vtable.pin(device, of->memory, of->size);
+  if (status == QUAY_OK) {
+    of->device = device;
+    return true;
+  }
+  if (!atomic_exchange_explicit(&device->pin_refused, true, memory_order_relaxed)) {
+    quay_log(QUAY_LOG_WARNING, "copies of pageable memory to and from %s will be slow: %s",
+             device->name, quay_last_error()->message);
+  }
+  quay__error_restore(&before);
+  return false;
+}
+
+static segment *make_segment(const quay__staging_wish *wish, uint64_t size) {
+  const uint64_t words = (size / PAGE + 63) / 64;
+  segment *made = quay__os_calloc(1, sizeof *made + words * sizeof made->taken[0]);
+  if (made == NULL)
+    return NULL;
+  made->size = size;
+  made->id = quay__next_id();
+  made->memory = map_pages(size);
+  if (made->memory == NULL) {
+    quay__os_free(made);
+    return NULL;
+  }
+  if (wish->device == NULL || pin(made, wish->device))
+    return made;
+  end_segment(made);
+  return NULL;
+}
+
+/* Ends one idle segment, so that there is less than the budget of them. With the lock held, which
+ * it gives away meanwhile. */
+static bool end_an_idle_one(void) {
+  for (segment *idle = segments; idle != NULL; idle = idle->next) {
+    if (idle->used != 0 || idle->leaving)
+      continue;
+    detach(idle);
+    quay__global_release(QUAY__LOCK_STAGING);
+    end_segment(idle);
+    quay__global_acquire(QUAY__LOCK_STAGING);
+    return true;
+  }
+  return false;
+}
+
+static uint64_t bytes_kept(void) {
+  uint64_t bytes = 0;
+  for (const segment *each = segments; each != NULL; each = each->next)
+    bytes += each->size;
+  return bytes;
+}
+
+/* How large the next segment should be: small at first, so that a copy can begin soon. */
+static uint64_t next_size(const quay__staging_wish *wish) {
+  const uint64_t least = pages_of(wish->size) * PAGE;
+  const quay__staging_tuning *tuning = quay__staging_tuning_get();
+  const uint64_t usual = segments == NULL ? tuning->first_segment : tuning->segment;
+  while (bytes_kept() + quay__min(usual, wish->budget) > wish->budget && end_an_idle_one())
+    ;
+  const uint64_t kept = bytes_kept();
+  const uint64_t room = wish->budget > kept ? wish->budget - kept : 0;
+  return quay__max(least, quay__align_down(quay__min(usual, room), PAGE));
+}
+
+unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment) {
+  quay__lifecycle_begin();
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  unsigned char *memory = take_kept(wish, out_segment);
+  const bool enough = memory != NULL || wish->kept_only;
+  const uint64_t size = enough ? 0 : next_size(wish);
+  quay__global_release(QUAY__LOCK_STAGING);
+  if (enough)
+    return memory;
+  segment *made = make_segment(wish, size);
+  if (made == NULL)
+    return NULL;
+  mark(made, 0, pages_of(wish->size), true);
+  *out_segment = made->id;
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  segment **last = &segments; /* at the end: the oldest ones fill up first */
+  while (*last != NULL)
+    last = &(*last)->next;
+  *last = made;
+  quay__global_release(QUAY__LOCK_STAGING);
+  return made->memory;
+}
+
+bool quay__staging_memory_pins(const quay_device *device) {
+  return device->vtable.pin != NULL &&
+         !atomic_load_explicit(&device->pin_refused, memory_order_relaxed);
+}
+
+uint64_t quay__staging_memory_trim(void) {
+  uint64_t bytes = 0;
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  const uint64_t before = bytes_kept();
+  while (end_an_idle_one())
+    ;
+  bytes = before - quay__min(before, bytes_kept());
+  quay__global_release(QUAY__LOCK_STAGING);
+  return bytes;
+}
+
+/* One that the device has page-locked; NULL if there is none. With the lock held. */
+static segment *find_pinned(const quay_device *device) {
+  segment *found = segments;
+  while (found != NULL && found->device != device)
+    found = found->next;
+  return found;
+}
+
+void quay__staging_memory_drop(quay_device *device) {
+  if (device->vtable.pin == NULL)
+    return;
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  for (segment *found; (found = find_pinned(device)) != NULL;) {
+    if (quay__thread_in_staging && found->used != 0) {
+      found->device = NULL; /* it may be this thread that uses it, and would wait for itself */
+      continue;
+    }
+    found->leaving = true;
+    while (found->used != 0)
+      quay__global_wait(QUAY__LOCK_STAGING, &emptied);
+    detach(found);
+    quay__global_release(QUAY__LOCK_STAGING);
+    end_segment(found);
+    quay__global_acquire(QUAY__LOCK_STAGING);
+  }
+  quay__global_release(QUAY__LOCK_STAGING);
+  atomic_store_explicit(&device->pin_refused, false, memory_order_relaxed);
+}
+
+/* Pages that are locked for a device are not the child's to use, and pieces of other threads will
+ * never be given back: the address space is left as it is. */
+void quay__staging_memory_after_fork_in_child(void) {
+  segments = NULL;
+  emptied = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+}

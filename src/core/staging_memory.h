@@ -1,0 +1,37 @@
+/* The host memory of staging: what slots are cut from. It is kept from one copy to the next, where
+ * a device can page-lock memory it is page-locked, and it goes back on quay_collect(). Counts
+ * nothing against the budget: see staging_budget.h. */
+#ifndef QUAY_CORE_STAGING_MEMORY_H
+#define QUAY_CORE_STAGING_MEMORY_H
+
+#include <quay/device.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* A piece of memory that is wanted. */
+typedef struct quay__staging_wish {
+  uint64_t size;       /* bytes */
+  uint64_t budget;     /* bytes: what is kept and idle goes before there is more than this */
+  quay_device *device; /* that must have page-locked it; NULL: any memory */
+  bool kept_only;      /* from what is there, without asking the system or the device for more */
+} quay__staging_wish;
+
+/* Page-aligned memory; NULL if there is none. Of two pieces with the same `*out_segment` that lie
+ * side by side one transfer can read both. Keeps the thread's error. */
+unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment);
+void quay__staging_memory_give(unsigned char *memory, uint64_t size);
+
+/* Whether the device's backend can page-lock memory, and has not refused to since the last
+ * quay__staging_memory_trim(). */
+bool quay__staging_memory_pins(const quay_device *device);
+
+/* Gives all idle memory back to the system, and returns how many bytes. */
+uint64_t quay__staging_memory_trim(void);
+
+/* Gives up what the device has page-locked, because it goes or is reset; waits until it is idle. */
+void quay__staging_memory_drop(quay_device *device);
+
+/* For lifecycle.c alone, with every lock held: the child begins with none. */
+void quay__staging_memory_after_fork_in_child(void);
+
+#endif

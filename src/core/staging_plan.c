@@ -1,0 +1,161 @@
+/* How a staged copy is cut: which legs are transfers of a device, how large chunks are, how many
+ * slots and threads there are. */
+#include "core/checked.h"
+#include "core/copy_threads.h"
+#include "core/environment.h"
+#include "core/error.h"
+#include "core/staging.h"
+#include "core/staging_memory.h"
+#include "core/staging_ring.h"
+#include "core/staging_tuning.h"
+#include "core/thread.h"
+
+/* Slots above it are whole pages, and begin on one: reading a file to an unaligned address halves
+ * the rate. */
+#define PAGE UINT64_C(4096)
+
+/* Between legs of calls. */
+#define SLOT_MAX  (UINT64_C(4) << 20)
+#define SLOTS_MAX 4u
+
+/* A copy of few slots' worth is cut finer, so that its legs overlap for most of the way: into
+ * CHUNKS, unless they became smaller than this. */
+#define CHUNK_MIN (UINT64_C(1) << 20)
+#define CHUNKS    8u
+
+/* With transfers: from here on several threads share the host's leg, and so many pieces are fine
+ * enough. */
+#define SHARED_BYTES    (UINT64_C(2) << 20)
+#define TRANSFER_CHUNKS 16u
+#define TRANSFER_SLOTS  8u
+
+/* Measured on an H100 behind PCIe 5: see docs/architecture.md. */
+static const quay__staging_tuning defaults = {
+    .chunk = UINT64_C(2) << 20,
+    .ramp = UINT64_C(256) << 10,
+    .join_least = UINT64_C(8) << 20,
+    .join_most = UINT64_C(16) << 20,
+    .in_flight_least = UINT64_C(8) << 20,
+    .first_segment = UINT64_C(4) << 20,
+    .segment = UINT64_C(16) << 20,
+    .slots_per_thread = 3,
+};
+static const quay__staging_tuning *tuning = &defaults;
+
+const quay__staging_tuning *quay__staging_tuning_get(void) {
+  return tuning;
+}
+
+void quay__staging_tuning_set(const quay__staging_tuning *wanted) {
+  tuning = wanted != NULL ? wanted : &defaults;
+}
+
+static uint64_t whole_pages(uint64_t size) {
+  return size > PAGE ? quay__align_down(size, PAGE) : size;
+}
+
+static uint64_t chunk_count(uint64_t size, uint64_t chunk) {
+  return (size - 1) / chunk + 1;
+}
+
+/* Legs of calls. */
+
+static void plan_calls(uint64_t size, uint64_t allowed, bool from_file,
+                       quay__staging_plan *inout_plan) {
+  const uint32_t threads = inout_plan->threads;
+  const uint64_t slot_size = whole_pages(quay__min(SLOT_MAX, allowed / 2));
+  if (threads == 1 || allowed < 2 * PAGE || size <= slot_size) {
+    inout_plan->chunk = quay__min(size, whole_pages(quay__min(SLOT_MAX, allowed)));
+    inout_plan->slots = 1;
+    inout_plan->threads = 1;
+    return;
+  }
+  const uint64_t finer = quay__align_down(size / CHUNKS, PAGE) + PAGE;
+  const uint64_t chunk = quay__min(quay__max(finer, CHUNK_MIN), slot_size);
+  const uint64_t slots = quay__min(allowed / chunk, chunk_count(size, chunk));
+  inout_plan->chunk = chunk;
+  inout_plan->slots = (uint32_t)quay__min(slots, SLOTS_MAX);
+  /* A file is read by as many as there are slots; what else there is by one. */
+  inout_plan->threads = from_file ? (uint32_t)quay__min(threads, inout_plan->slots) : 2;
+}
+
+/* Legs with transfers. `host_threads`: that can be at the host's leg at a time. */
+static void plan_transfers(uint64_t size, uint64_t allowed, uint32_t host_threads,
+                           quay__staging_plan *inout_plan) {
+  const uint32_t threads =
+      size < SHARED_BYTES ? 1 : (uint32_t)quay__min(inout_plan->threads, host_threads);
+  const uint64_t most = whole_pages(quay__max(quay__min(tuning->chunk, allowed / 2), 1));
+  const uint64_t finer = quay__align_down(size / TRANSFER_CHUNKS, PAGE) + PAGE;
+  const uint64_t chunk = quay__min(quay__min(quay__max(finer, tuning->ramp), most), size);
+  const uint64_t wanted =
+      quay__max((uint64_t)tuning->slots_per_thread * threads, TRANSFER_SLOTS);
+  const uint64_t slots =
+      quay__min(quay__min(quay__max(allowed / chunk, 1), wanted), chunk_count(size, chunk));
+  inout_plan->chunk = chunk;
+  inout_plan->slots = (uint32_t)quay__min(slots, QUAY__SLOTS_MAX);
+  inout_plan->threads = (uint32_t)quay__min(threads, inout_plan->slots);
+  inout_plan->ramps = true;
+}
+
+static quay_status begin_plan(const quay_copy_options *options, uint64_t *out_allowed,
+                              quay__staging_plan *out_plan) {
+  *out_plan = (quay__staging_plan){.budget = 0};
+  QUAY_TRY(quay__environment_staging_bytes(&out_plan->budget));
+  QUAY_TRY(quay__copy_threads(&out_plan->threads));
+  *out_allowed = out_plan->budget;
+  if (options != NULL && options->max_staging_bytes != 0)
+    *out_allowed = quay__min(*out_allowed, options->max_staging_bytes);
+  return QUAY_OK;
+}
+
+static bool transfers(const quay_allocator *allocator) {
+  return allocator->has_async && quay__staging_memory_pins(allocator->device);
+}
+
+/* Why a leg that could be transfers is not one. */
+static const char *reason_of(const quay__side *destination, const quay__side *source,
+                             const quay_device *pin) {
+  if (pin != NULL)
+    return "no direct path between the two: in chunks through page-locked host memory";
+  const quay_device *to = destination->allocator->device, *from = source->allocator->device;
+  const bool refused = atomic_load_explicit(&to->pin_refused, memory_order_relaxed) ||
+                       atomic_load_explicit(&from->pin_refused, memory_order_relaxed);
+  if (refused)
+    return "no direct path between the two: in chunks through host memory, which the device "
+           "refused to page-lock: that is slow";
+  return "no direct path between the two: through host memory in chunks";
+}
+
+quay_status quay__staging_plan_make(const quay__side *destination, const quay__side *source,
+                                    uint64_t size, const quay_copy_options *options,
+                                    quay__staging_plan *out_plan) {
+  uint64_t allowed;
+  QUAY_TRY(begin_plan(options, &allowed, out_plan));
+  const bool in = transfers(destination->allocator), out = transfers(source->allocator);
+  const bool from_file = source->allocator->kind == QUAY_MEMORY_FILE;
+  if (in || out)
+    out_plan->pin = in ? destination->allocator->device : source->allocator->device;
+  out_plan->reason = reason_of(destination, source, out_plan->pin);
+  if (out_plan->pin == NULL)
+    plan_calls(size, allowed, from_file, out_plan);
+  else if (in && from_file)
+    plan_transfers(size, allowed, out_plan->threads, out_plan);
+  else
+    plan_transfers(size, allowed, in && !out ? 2 : 1, out_plan);
+  return QUAY_OK;
+}
+
+bool quay__host_stage_plan(const quay_allocator *allocator, uint64_t size,
+                           quay__staging_plan *out_plan) {
+  quay__error_state before;
+  quay__error_save(&before);
+  uint64_t allowed;
+  const bool good = !quay__thread_in_staging && transfers(allocator) &&
+                    begin_plan(NULL, &allowed, out_plan) == QUAY_OK;
+  quay__error_restore(&before);
+  if (!good)
+    return false;
+  plan_transfers(size, allowed, out_plan->threads, out_plan);
+  out_plan->pin = allocator->device;
+  return true;
+}

@@ -1,0 +1,127 @@
+/* What the files of staging share: a copy under way, its slots and its two legs. Everything that is
+ * not marked otherwise is guarded by QUAY__LOCK_STAGING. */
+#ifndef QUAY_CORE_STAGING_RING_H
+#define QUAY_CORE_STAGING_RING_H
+
+#include <pthread.h>
+
+#include "core/staging.h"
+#include "core/staging_tuning.h"
+#include "core/workers.h"
+
+#define QUAY__SLOTS_MAX 64u
+
+/* EMPTY to FILLING to FILLED to DRAINING to EMPTY again; ABSENT: without memory. A filling and a
+ * draining slot is whoever's moves it: a thread's, or a transfer's. */
+typedef enum quay__slot_state {
+  QUAY__SLOT_ABSENT,
+  QUAY__SLOT_EMPTY,
+  QUAY__SLOT_FILLING,
+  QUAY__SLOT_FILLED,
+  QUAY__SLOT_DRAINING,
+} quay__slot_state;
+
+typedef struct quay__slot {
+  quay__slot_state state;
+  unsigned char *memory;
+  uint64_t segment;  /* neighbours of one segment may be joined */
+  uint64_t number;   /* of the chunk that is in it, from 0 */
+  uint64_t at;       /* bytes into the copy */
+  uint64_t size;     /* bytes of the chunk */
+  uint64_t transfer; /* that moves it, where a transfer does */
+} quay__slot;
+
+/* How bytes get between the slots and one side of the copy. */
+typedef enum quay__leg_kind {
+  QUAY__LEG_CALLS,  /* blocking calls of its allocator */
+  QUAY__LEG_MEMORY, /* host memory that may be touched */
+  QUAY__LEG_STREAM, /* transfers that its allocator submits to a stream */
+} quay__leg_kind;
+
+typedef struct quay__transfer {
+  uint64_t event;
+  uint64_t bytes;
+} quay__transfer;
+
+typedef struct quay__leg {
+  quay__leg_kind kind;
+  /* Never change while the copy runs. */
+  const quay__side *side; /* of a leg of calls or transfers */
+  unsigned char *memory;  /* of a leg of memory: its first byte */
+  bool several;           /* threads may be at it at a time, in any order */
+  uint64_t stream;
+  /* The transfers that are under way, in their order: [first, next), modulo QUAY__SLOTS_MAX. */
+  quay__transfer transfers[QUAY__SLOTS_MAX];
+  uint64_t first, next;
+  uint64_t in_flight; /* bytes */
+  bool submitting;    /* one thread at a time */
+  bool awaited;       /* a thread waits for the first one */
+} quay__leg;
+
+typedef struct quay__ring {
+  const quay_copy_options *options;
+  quay__staging_plan plan;
+  const quay__staging_tuning *tuning;
+  uint64_t size; /* of the copy, bytes */
+  bool nested;   /* inside another staged copy */
+  bool streaming; /* so large that host memory is written with streaming stores */
+  quay__leg out, in; /* of the source, into the slots; and of the destination */
+
+  /* The calling thread's alone. */
+  uint32_t slot_count;
+  uint64_t told; /* bytes of the progress that was told last */
+  uint32_t turn; /* chunks at the time when the copy last gave way */
+
+  quay__slot slots[QUAY__SLOTS_MAX];
+  uint64_t claimed;        /* bytes that are, or were, in a slot */
+  uint64_t chunks_claimed; /* the next chunk's number */
+  const quay__slot *last;  /* that was claimed */
+  uint64_t arrived;        /* bytes at the destination */
+  uint64_t chunks_arrived;
+  bool moved; /* bytes of the destination may have changed */
+  bool failed;
+  bool helper_failed; /* and first */
+  uint32_t threads;   /* that are at it now */
+  pthread_cond_t changed;
+  quay__job job;
+
+  quay__staging_report *report; /* NULL: nobody wants one */
+  uint64_t began, idle_since;   /* nanoseconds */
+} quay__ring;
+
+/* staging_slots.c: slots, their memory and the budget. The calling thread's. */
+
+/* The first slot; without it there is no copy. */
+quay_status quay__slots_open_first(quay__ring *ring);
+/* More slots while there is room; or fewer, where others wait for it. `begun`: something is under
+ * way already, so that there is time to make memory for more. */
+quay_status quay__slots_adjust(quay__ring *ring, bool begun);
+void quay__slots_close(quay__ring *ring);
+
+/* With the lock held. */
+
+/* An empty slot becomes the next chunk's. NULL: there is none, or nothing is left. */
+quay__slot *quay__slots_claim(quay__ring *ring);
+/* The filled slot with the lowest number from `number` on; NULL: there is none. */
+quay__slot *quay__slots_filled_from(quay__ring *ring, uint64_t number);
+uint64_t quay__slots_count(const quay__ring *ring, quay__slot_state state);
+
+/* staging_legs.c: what moves bytes. With the lock held, which they give away meanwhile. False:
+ * there was nothing of the kind to do. An error is in `out_status`, and has been noted in the ring.
+ */
+bool quay__leg_fill(quay__ring *ring, bool by_helper, quay_status *out_status);
+bool quay__leg_drain(quay__ring *ring, bool by_helper, quay_status *out_status);
+bool quay__leg_submit(quay__ring *ring, bool by_helper, quay_status *out_status);
+/* Waits for a transfer, if there is one that nobody waits for. */
+bool quay__leg_await(quay__ring *ring, bool by_helper, quay_status *out_status);
+/* After a failure, without the lock: waits until no transfer of the leg is under way. Changes the
+ * thread's error. */
+void quay__leg_settle(quay__leg *leg);
+
+/* Makes the leg's stream wait for all that was submitted to another one of its device. */
+quay_status quay__leg_follow(const quay__leg *leg, uint64_t stream);
+
+/* Chunks that a thread could do something with now. */
+uint64_t quay__leg_work(const quay__ring *ring);
+
+#endif

@@ -1,0 +1,215 @@
+/* The slots of a staged copy: their memory, for which the budget is asked, and which chunk is in
+ * which. */
+#include "core/checked.h"
+#include "core/error.h"
+#include "core/lock.h"
+#include "core/os.h"
+#include "core/staging_budget.h"
+#include "core/staging_memory.h"
+#include "core/staging_ring.h"
+
+#define PAGE UINT64_C(4096)
+
+/* What a copy inside another one takes where there is no room: over the budget, so little. */
+#define NESTED_CHUNK (UINT64_C(64) << 10)
+
+/* A copy that others wait for gives way after so many chunks. */
+#define TURN 16u
+
+static bool open_slot(quay__ring *ring, bool kept_only) {
+  const quay__staging_plan *plan = &ring->plan;
+  const quay__staging_wish wish = {
+      .size = plan->chunk, .budget = plan->budget, .device = plan->pin, .kept_only = kept_only};
+  const uint64_t began = ring->report != NULL ? quay__os_nanoseconds() : 0;
+  uint64_t segment = 0;
+  unsigned char *memory = quay__staging_memory_take(&wish, &segment);
+  if (ring->report != NULL)
+    ring->report->grow += quay__os_nanoseconds() - began;
+  if (memory == NULL)
+    return false;
+  quay__slot *slot = ring->slots;
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  while (slot->state != QUAY__SLOT_ABSENT)
+    slot++;
+  *slot = (quay__slot){.state = QUAY__SLOT_EMPTY, .memory = memory, .segment = segment};
+  quay__global_release(QUAY__LOCK_STAGING);
+  ring->slot_count++;
+  if (ring->report != NULL && ring->slot_count > ring->report->slots)
+    ring->report->slots = ring->slot_count;
+  return true;
+}
+
+/* The slot is absent: nobody else sees it any more. */
+static void close_slot(quay__ring *ring, quay__slot *slot) {
+  quay__staging_memory_give(slot->memory, ring->plan.chunk);
+  slot->memory = NULL;
+  ring->slot_count--;
+  quay__staging_give_back(ring->plan.chunk);
+}
+
+quay_status quay__slots_open_first(quay__ring *ring) {
+  quay__staging_plan *plan = &ring->plan;
+  if (!ring->nested) {
+    quay__staging_hold(plan->chunk, plan->budget);
+  } else if (!quay__staging_try_hold(plan->chunk, plan->budget)) {
+    plan->chunk = quay__min(plan->chunk, NESTED_CHUNK);
+    plan->slots = 1;
+    quay__staging_force_hold(plan->chunk);
+  }
+  ring->turn = 0;
+  if (open_slot(ring, false))
+    return QUAY_OK;
+  quay__staging_give_back(plan->chunk);
+  return quay__fail_out_of_memory(plan->chunk, "a staged copy");
+}
+
+/* How many slots the copy could use: what is left to do, and its share where others stage, too. */
+static uint64_t slots_wanted(const quay__ring *ring, uint64_t arrived) {
+  const quay__staging_plan *plan = &ring->plan;
+  const uint64_t left = (ring->size - arrived - 1) / plan->chunk + 1;
+  const uint64_t share = quay__max(plan->budget / quay__staging_copies() / plan->chunk, 1);
+  const uint64_t fair = plan->pin != NULL ? share : plan->slots;
+  return quay__min(quay__min(plan->slots, left), fair);
+}
+
+/* Of memory that has to be made there is one slot's worth, a whole segment, at a time: the copy
+ * goes on in between. */
+static void grow(quay__ring *ring, uint64_t wanted, bool begun) {
+  quay__staging_plan *plan = &ring->plan;
+  while (ring->slot_count < wanted && quay__staging_try_hold(plan->chunk, plan->budget)) {
+    const bool pinned = plan->pin != NULL;
+    if (open_slot(ring, pinned))
+      continue;
+    const bool made = begun && pinned && open_slot(ring, false);
+    if (!made)
+      quay__staging_give_back(plan->chunk);
+    if (!made && (begun || !pinned))
+      plan->slots = ring->slot_count; /* memory is short: do with what is there */
+    return;
+  }
+}
+
+static quay__slot *take_out_empty(quay__ring *ring) {
+  quay__slot *found = NULL;
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX && found == NULL; i++) {
+    if (ring->slots[i].state == QUAY__SLOT_EMPTY)
+      found = &ring->slots[i];
+  }
+  if (found != NULL)
+    found->state = QUAY__SLOT_ABSENT;
+  quay__global_release(QUAY__LOCK_STAGING);
+  return found;
+}
+
+static void shrink(quay__ring *ring, uint64_t wanted) {
+  while (ring->slot_count > wanted) {
+    quay__slot *surplus = take_out_empty(ring);
+    if (surplus == NULL)
+      return;
+    close_slot(ring, surplus);
+  }
+}
+
+/* Others wait for room: slots that are not in use are theirs; and the last one, too, from time to
+ * time, for which this copy then stands in line again. */
+static quay_status give_way(quay__ring *ring, uint64_t chunks) {
+  shrink(ring, 1);
+  if (ring->nested || chunks - ring->turn < TURN || ring->slot_count > 1)
+    return QUAY_OK;
+  quay__slot *last = take_out_empty(ring);
+  if (last == NULL)
+    return QUAY_OK;
+  close_slot(ring, last);
+  QUAY_TRY(quay__slots_open_first(ring));
+  ring->turn = (uint32_t)chunks;
+  return QUAY_OK;
+}
+
+quay_status quay__slots_adjust(quay__ring *ring, bool begun) {
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  const uint64_t arrived = ring->arrived, chunks = ring->chunks_arrived;
+  quay__global_release(QUAY__LOCK_STAGING);
+  if (arrived == ring->size)
+    return QUAY_OK;
+  if (quay__staging_awaited())
+    return give_way(ring, chunks);
+  const uint64_t wanted = slots_wanted(ring, arrived);
+  if (ring->slot_count > wanted)
+    shrink(ring, wanted);
+  else
+    grow(ring, wanted, begun);
+  return QUAY_OK;
+}
+
+void quay__slots_close(quay__ring *ring) {
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    if (ring->slots[i].memory != NULL)
+      close_slot(ring, &ring->slots[i]);
+  }
+}
+
+/* Chunks. */
+
+/* The empty slot after the last one that was claimed, so that neighbouring chunks lie in
+ * neighbouring memory; else the lowest one. */
+static quay__slot *next_empty(quay__ring *ring) {
+  const unsigned char *after = ring->last != NULL ? ring->last->memory : NULL;
+  quay__slot *above = NULL, *lowest = NULL;
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    quay__slot *slot = &ring->slots[i];
+    if (slot->state != QUAY__SLOT_EMPTY)
+      continue;
+    if (lowest == NULL || slot->memory < lowest->memory)
+      lowest = slot;
+    if (slot->memory > after && (above == NULL || slot->memory < above->memory))
+      above = slot;
+  }
+  return above != NULL ? above : lowest;
+}
+
+/* The first chunks are small, so that the second leg can begin, and the last ones, so that the
+ * first one does not end long before it. */
+static uint64_t next_chunk_size(const quay__ring *ring) {
+  const quay__staging_plan *plan = &ring->plan;
+  const uint64_t left = ring->size - ring->claimed;
+  uint64_t size = plan->chunk;
+  if (plan->ramps) {
+    const uint64_t nearer = quay__min(ring->claimed, left) / (2 * (uint64_t)plan->threads);
+    size = quay__min(size, quay__max(ring->tuning->ramp, quay__align_down(nearer, PAGE)));
+  }
+  return quay__min(size, left);
+}
+
+quay__slot *quay__slots_claim(quay__ring *ring) {
+  if (ring->failed || ring->claimed == ring->size)
+    return NULL;
+  quay__slot *slot = next_empty(ring);
+  if (slot == NULL)
+    return NULL;
+  slot->state = QUAY__SLOT_FILLING;
+  slot->number = ring->chunks_claimed++;
+  slot->at = ring->claimed;
+  slot->size = next_chunk_size(ring);
+  ring->claimed += slot->size;
+  ring->last = slot;
+  return slot;
+}
+
+quay__slot *quay__slots_filled_from(quay__ring *ring, uint64_t number) {
+  quay__slot *found = NULL;
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    quay__slot *slot = &ring->slots[i];
+    if (slot->state == QUAY__SLOT_FILLED && slot->number >= number &&
+        (found == NULL || slot->number < found->number))
+      found = slot;
+  }
+  return found;
+}
+
+uint64_t quay__slots_count(const quay__ring *ring, quay__slot_state state) {
+  uint64_t count = 0;
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++)
+    count += ring->slots[i].state == state;
+  return count;
+}

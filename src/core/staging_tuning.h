@@ -1,0 +1,42 @@
+/* The numbers by which staging cuts copies into pieces, in one place, so that benchmarks can sweep
+ * them; and what a staged copy spent its time on. */
+#ifndef QUAY_CORE_STAGING_TUNING_H
+#define QUAY_CORE_STAGING_TUNING_H
+
+#include <stdint.h>
+
+/* All in bytes, but for `slots_per_thread`. */
+typedef struct quay__staging_tuning {
+  uint64_t chunk;            /* of a slot on a way that has a stream, at most */
+  uint64_t ramp;             /* of the first and the last chunks there */
+  uint64_t join_least;       /* neighbours are joined to transfers of so much ... */
+  uint64_t join_most;        /* ... to so much, */
+  uint64_t in_flight_least;  /* unless less than this is under way */
+  uint64_t first_segment;    /* of the memory of slots: what the first copy begins with */
+  uint64_t segment;          /* and what it grows by */
+  uint32_t slots_per_thread; /* there are at least 8 in all */
+} quay__staging_tuning;
+
+const quay__staging_tuning *quay__staging_tuning_get(void);
+/* NULL: the defaults. For benchmarks and tests: no copy may be under way. */
+void quay__staging_tuning_set(const quay__staging_tuning *tuning);
+
+/* Where the time of a staged copy went. Nanoseconds; those of several threads are added up. */
+typedef struct quay__staging_report {
+  uint64_t total;   /* of the calling thread, from entry to return */
+  uint64_t host;    /* threads copied or read between slots and the host's side */
+  uint64_t submit;  /* threads handed transfers to the device */
+  uint64_t wait;    /* threads waited for transfers, with nothing else to do */
+  uint64_t idle;    /* the device had no transfer under way, between the first and the last one */
+  uint64_t begin;   /* before the first transfer: slots, threads, the first chunk */
+  uint64_t end;     /* after the last transfer was seen to be done */
+  uint64_t grow;    /* the calling thread got memory for slots */
+  uint32_t threads; /* the most that took part at a time */
+  uint32_t slots;   /* the most that there were */
+  uint64_t chunks, transfers;
+} quay__staging_report;
+
+/* The calling thread's staged copies fill in `report` from here on, each anew; NULL: none. */
+void quay__staging_report_to(quay__staging_report *report);
+
+#endif
