@@ -438,10 +438,10 @@ static bool fork_once(void *user, uint64_t done, uint64_t total) {
   if (plan->child >= 0 || (!plan->while_helped && done <= CHUNK))
     return true;
   /* Not every chunk has a helper: then at a later one. */
-  if (plan->while_helped && atomic_load(&plan->helping) == 0) {
+  for (int i = 0; i < 500 && plan->while_helped && atomic_load(&plan->helping) == 0; i++)
     sleep_us(1000);
+  if (plan->while_helped && atomic_load(&plan->helping) == 0)
     return true;
-  }
   MUST(copy_sides(&plan->inner, &small_chunks));
   plan->child = fork();
   if (plan->child == 0)
