@@ -196,12 +196,13 @@ typedef struct quay_backend_stats {
   uint64_t pending_bytes; /* freed, and kept until device work is done; the core adds its own */
 } quay_backend_stats;
 
-/* How copy_across would move bytes, for quay_copy_plan(). */
+/* How a function of the table would move bytes, for quay_copy_plan(). */
 typedef struct quay_across_info {
-  quay_route route;
-  uint64_t chunk;     /* bytes moved at a time; 0: all at once */
-  uint32_t threads;   /* 0 counts as 1 */
-  const char *reason; /* static text */
+  quay_route route;       /* of copy_across alone */
+  uint64_t chunk;         /* bytes moved at a time; 0: all at once */
+  uint32_t threads;       /* 0 counts as 1 */
+  uint64_t staging_bytes; /* of host memory held meanwhile */
+  const char *reason;     /* static text; NULL: the core's own */
 } quay_across_info;
 
 /* The functions of an allocator. `self` is the `self` of quay_allocator_desc, which the other
@@ -259,11 +260,12 @@ typedef struct quay_allocator_vtable {
    * so here; an error stops the copy before anything is moved. Default: nothing. */
   quay_status (*lend)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
                       uint64_t size, quay_use_mode mode);
-  /* How copy_out (QUAY_READ) or copy_in (QUAY_WRITE) of `size` bytes would go about it, for
-   * quay_copy_plan(): `chunk` and `threads` of `out_info` are set before to all at once and one
-   * thread, which is the default. */
-  void (*copy_info)(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
-                    quay_across_info *out_info);
+  /* How copy_in (`source` is NULL), copy_out (`destination` is NULL) or copy_within of `size` bytes
+   * would go about it, for quay_copy_plan(). `out_info` says before what it does if nothing is
+   * changed: all at once and one thread, which is the default. Of a lazy buffer there is what
+   * can_copy_across is handed. */
+  void (*copy_info)(quay_allocator *allocator, const quay_raw_buffer *destination,
+                    const quay_raw_buffer *source, uint64_t size, quay_across_info *out_info);
   /* Repeats a pattern of 1, 2, 4, 8 or 16 bytes; size is a whole number of patterns. Default:
    * copy_in of a filled block, in chunks. */
   quay_status (*fill)(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,

@@ -34,6 +34,7 @@ typedef struct choice {
   quay_route route;
   uint64_t chunk; /* bytes; 0: all at once */
   uint32_t threads;
+  uint64_t staging_bytes; /* that the backend holds by itself */
   const char *reason;
   quay__staging_plan staging; /* of WAY_STAGED */
 } choice;
@@ -72,6 +73,7 @@ static bool asks_across(quay_allocator *asked, const quay__side *destination,
       .route = info.route,
       .chunk = info.chunk,
       .threads = info.threads != 0 ? info.threads : 1,
+      .staging_bytes = info.staging_bytes,
       .reason = info.reason != NULL ? info.reason : "one backend reaches the other's memory",
   };
   return true;
@@ -132,6 +134,7 @@ static quay_status staged(const quay__side *destination, const quay__side *sourc
       .route = QUAY_ROUTE_STAGED,
       .chunk = staging.chunk,
       .threads = staging.threads,
+      .staging_bytes = staging.chunk * staging.slots,
       .reason = staging.reason,
       .staging = staging,
   };
@@ -170,14 +173,22 @@ static quay_status choose(const quay__side *destination, const quay__side *sourc
 /* How the backend that moves the bytes would go about it; nobody needs to know but a plan. */
 static void ask_details(const quay__side *destination, const quay__side *source, uint64_t size,
                         choice *chosen) {
-  const bool into = chosen->way == WAY_COPY_IN;
-  if (!into && chosen->way != WAY_COPY_OUT)
+  const bool into = chosen->way == WAY_COPY_IN, out = chosen->way == WAY_COPY_OUT;
+  if (!into && !out && chosen->way != WAY_WITHIN)
     return;
-  quay_allocator *entered = into ? destination->allocator : source->allocator;
-  quay_across_info info = {.chunk = size, .threads = 1};
-  entered->vtable.copy_info(entered, size, into ? QUAY_WRITE : QUAY_READ, &info);
+  const quay_raw_buffer lazy_destination = {.size = size, .owner = destination->allocator};
+  const quay_raw_buffer lazy_source = {.size = size, .owner = source->allocator};
+  const quay_raw_buffer *to = destination->raw != NULL ? destination->raw : &lazy_destination;
+  const quay_raw_buffer *from = source->raw != NULL ? source->raw : &lazy_source;
+  quay_allocator *entered = out ? source->allocator : destination->allocator;
+  quay_across_info info = {.chunk = chosen->chunk != 0 ? chosen->chunk : size,
+                           .threads = chosen->threads};
+  entered->vtable.copy_info(entered, out ? NULL : to, into ? NULL : from, size, &info);
   chosen->chunk = info.chunk;
-  chosen->threads = info.threads;
+  chosen->threads = info.threads != 0 ? info.threads : 1;
+  chosen->staging_bytes = info.staging_bytes;
+  if (info.reason != NULL)
+    chosen->reason = info.reason;
 }
 
 static uint64_t slice_of(uint64_t size) {
@@ -207,7 +218,7 @@ quay_status quay__route_plan(const quay__side *destination, const quay__side *so
       .size = size,
       .chunk = chosen.chunk,
       .threads = chosen.threads,
-      .staging_bytes = chosen.way == WAY_STAGED ? chosen.chunk * chosen.staging.slots : 0,
+      .staging_bytes = chosen.staging_bytes,
   };
   (void)snprintf(out_plan->reason, sizeof(out_plan->reason), "%s", chosen.reason);
   return QUAY_OK;

@@ -291,11 +291,13 @@ static quay_status nothing_to_lend(quay_allocator *allocator, const quay_raw_buf
   return QUAY_OK;
 }
 
-static void copied_at_once(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+static void copied_at_once(quay_allocator *allocator, const quay_raw_buffer *destination,
+                           const quay_raw_buffer *source, uint64_t size,
                            quay_across_info *out_info) {
   (void)allocator;
+  (void)destination;
+  (void)source;
   (void)size;
-  (void)mode;
   (void)out_info;
 }
 

@@ -394,6 +394,7 @@ static const quay_allocator_vtable vtable = {
     .copy_out = quay__cpu_copy_out,
     .host_pointer = cpu_host_pointer,
     .copy_within = quay__cpu_copy_within,
+    .copy_info = quay__cpu_copy_info,
     .fill = quay__cpu_fill,
     .advise = cpu_advise,
     .stats = cpu_stats,

@@ -28,3 +28,12 @@ quay_status quay__cpu_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint
   (void)allocator;
   return quay__host_try_fill(quay__cpu_at(raw, offset), size, pattern, pattern_size);
 }
+
+void quay__cpu_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
+                         const quay_raw_buffer *source, uint64_t size,
+                         quay_across_info *out_info) {
+  (void)allocator;
+  (void)destination;
+  (void)source;
+  quay__host_copy_plan(size, 0, &out_info->threads, &out_info->chunk);
+}

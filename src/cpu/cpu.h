@@ -48,6 +48,8 @@ quay_status quay__cpu_copy_out(quay_allocator *allocator, const quay_raw_buffer 
 quay_status quay__cpu_copy_within(quay_allocator *allocator, quay_raw_buffer *destination,
                                   uint64_t destination_offset, const quay_raw_buffer *source,
                                   uint64_t source_offset, uint64_t size);
+void quay__cpu_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
+                         const quay_raw_buffer *source, uint64_t size, quay_across_info *out_info);
 quay_status quay__cpu_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                            uint64_t size, const void *pattern, size_t pattern_size);
 

@@ -260,6 +260,15 @@ static quay_status pinned_fill(quay_allocator *allocator, quay_raw_buffer *raw, 
   return QUAY_OK;
 }
 
+static void pinned_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
+                             const quay_raw_buffer *source, uint64_t size,
+                             quay_across_info *out_info) {
+  (void)allocator;
+  (void)destination;
+  (void)source;
+  quay__host_copy_plan(size, 0, &out_info->threads, &out_info->chunk);
+}
+
 /* Opening. */
 
 static void make_vtable(quay_memory_kind kind, quay_allocator_vtable *out_vtable) {
@@ -272,7 +281,7 @@ static void make_vtable(quay_memory_kind kind, quay_allocator_vtable *out_vtable
   out_vtable->copy_out = pinned_copy_out;
   out_vtable->copy_within = pinned_copy_within;
   out_vtable->fill = pinned_fill;
-  out_vtable->copy_info = NULL;
+  out_vtable->copy_info = pinned_copy_info;
 }
 
 static uint32_t flags_of(quay_memory_kind kind) {

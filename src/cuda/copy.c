@@ -158,14 +158,22 @@ quay_status quay__cuda_copy_out(quay_allocator *allocator, const quay_raw_buffer
   return end(&copy, status, "copying to host memory from");
 }
 
-void quay__cuda_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+void quay__cuda_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
+                          const quay_raw_buffer *source, uint64_t size,
                           quay_across_info *out_info) {
-  (void)mode;
-  quay__staging_plan plan;
-  if (size <= QUAY__CUDA_SLOT_BYTES || !quay__host_stage_plan(allocator, size, &plan))
+  if (size <= QUAY__CUDA_SLOT_BYTES || (destination != NULL && source != NULL))
     return;
+  quay__staging_plan plan;
+  if (!quay__host_stage_plan(allocator, size, &plan)) {
+    out_info->reason = "the system refused to page-lock memory for the device: the driver copies "
+                       "pageable memory by itself, which is slow";
+    return;
+  }
   out_info->chunk = plan.chunk;
   out_info->threads = plan.threads;
+  out_info->staging_bytes = plan.chunk * plan.slots;
+  out_info->reason = "pageable memory, in chunks through page-locked slots that are filled or "
+                     "emptied while the device copies";
 }
 
 /* Within. */

@@ -233,7 +233,8 @@ quay_status quay__cuda_copy_within(quay_allocator *allocator, quay_raw_buffer *d
                                    uint64_t source_offset, uint64_t size);
 quay_status quay__cuda_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                             uint64_t size, const void *pattern, size_t pattern_size);
-void quay__cuda_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+void quay__cuda_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
+                          const quay_raw_buffer *source, uint64_t size,
                           quay_across_info *out_info);
 quay_status quay__cuda_copy_in_async(quay_allocator *allocator, quay_raw_buffer *destination,
                                      uint64_t offset, const void *source, uint64_t size,

@@ -67,10 +67,11 @@ static quay_status forward_copy_across(quay_allocator *allocator, quay_raw_buffe
                                    size);
 }
 
-static void forward_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+static void forward_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
+                              const quay_raw_buffer *source, uint64_t size,
                               quay_across_info *out_info) {
   quay_allocator *inner = allocator->inner;
-  inner->vtable.copy_info(inner, size, mode, out_info);
+  inner->vtable.copy_info(inner, destination, source, size, out_info);
 }
 
 static quay_status forward_lend(quay_allocator *allocator, const quay_raw_buffer *raw,

@@ -328,21 +328,6 @@ static uint64_t piece_of(uint64_t size, uint32_t threads) {
   return quay__align_down(quay__max(piece, PIECE_MIN), quay__os_page_size());
 }
 
-void quay__mmap_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
-                          quay_across_info *out_info) {
-  (void)allocator;
-  if (size < PARALLEL_MIN || mode != QUAY_READ)
-    return;
-  /* The router has reported a bad $QUAY_COPY_THREADS. */
-  quay__error_state before;
-  quay__error_save(&before);
-  uint32_t threads = 1;
-  if (quay__copy_threads(&threads) != QUAY_OK)
-    quay__error_restore(&before);
-  out_info->chunk = piece_of(size, threads);
-  out_info->threads = (uint32_t)quay__min(threads, (size - 1) / out_info->chunk + 1);
-}
-
 static quay_status transfer_in_pieces(transfer *job, uint32_t threads) {
   const uint64_t piece = piece_of(job->size, threads);
   job->piece = piece;
@@ -480,6 +465,20 @@ static quay_status copy_bounced(const within *job, bool backwards) {
   return status;
 }
 
+/* Two private sides would need one call that is guarded at both ends; and what was opened for
+ * direct I/O is not to fill the page cache. */
+static bool bounces(const quay__mapping *to, const quay__mapping *from) {
+  return (to->access == QUAY__ACCESS_GUARDED && from->access == QUAY__ACCESS_GUARDED) ||
+         from->direct_file >= 0;
+}
+
+/* One side is moved by a call that names the other side's memory and, since it is the kernel that
+ * touches that, answers EFAULT where it has gone. Whether that is the source's. */
+static bool is_read_into(const quay__mapping *to, const quay__mapping *from) {
+  return to->access == QUAY__ACCESS_PLAIN ||
+         (to->access == QUAY__ACCESS_GUARDED && from->access == QUAY__ACCESS_FILE);
+}
+
 quay_status quay__mmap_copy_within(quay_allocator *allocator, quay_raw_buffer *destination,
                                    uint64_t destination_offset, const quay_raw_buffer *source,
                                    uint64_t source_offset, uint64_t size) {
@@ -493,22 +492,63 @@ quay_status quay__mmap_copy_within(quay_allocator *allocator, quay_raw_buffer *d
   bool backwards = false;
   if (overlaps(&job, &backwards))
     return copy_bounced(&job, backwards);
-  /* Two private sides would need one call that is guarded at both ends; and what was opened for
-   * direct I/O is not to fill the page cache. */
-  const bool guarded =
-      job.to->access == QUAY__ACCESS_GUARDED && job.from->access == QUAY__ACCESS_GUARDED;
-  if (guarded || job.from->direct_file >= 0)
+  if (bounces(job.to, job.from))
     return copy_bounced(&job, false);
-
-  /* One side is moved by a call that names the other side's memory and, since it is the kernel that
-   * touches that, answers EFAULT where it has gone. */
-  if (job.to->access == QUAY__ACCESS_PLAIN ||
-      (job.to->access == QUAY__ACCESS_GUARDED && job.from->access == QUAY__ACCESS_FILE)) {
+  if (is_read_into(job.to, job.from)) {
     unsigned char *memory = quay__mapping_at(job.to, job.to_offset);
     return read_into(job.from, job.from_offset, memory, size, job.to);
   }
   const unsigned char *memory = quay__mapping_at(job.from, job.from_offset);
   return write_from(job.to, job.to_offset, memory, size, job.from);
+}
+
+/* Plans. */
+
+/* As transfer_run() goes about it. */
+static void plan_move(move_function move, uint64_t size, quay_across_info *out_info) {
+  if (size < PARALLEL_MIN || move == write_file)
+    return;
+  if (move == read_plain || move == write_plain) {
+    quay__host_copy_plan(size, 0, &out_info->threads, &out_info->chunk);
+    return;
+  }
+  /* The router has reported a bad $QUAY_COPY_THREADS. */
+  quay__error_state before;
+  quay__error_save(&before);
+  uint32_t threads = 1;
+  if (quay__copy_threads(&threads) != QUAY_OK)
+    quay__error_restore(&before);
+  out_info->chunk = piece_of(size, threads);
+  out_info->threads = (uint32_t)quay__min(threads, (size - 1) / out_info->chunk + 1);
+}
+
+/* As quay__mmap_copy_within() chooses, of ranges that don't overlap. */
+static void plan_within(const quay__mapping *to, const quay__mapping *from, uint64_t size,
+                        quay_across_info *out_info) {
+  if (bounces(to, from)) {
+    out_info->chunk = quay__min(size, BOUNCE_SIZE);
+    out_info->staging_bytes = out_info->chunk;
+  } else {
+    plan_move(is_read_into(to, from) ? reader_of(from) : writer_of(to), size, out_info);
+  }
+}
+
+void quay__mmap_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
+                          const quay_raw_buffer *source, uint64_t size,
+                          quay_across_info *out_info) {
+  (void)allocator;
+  const bool lazy = (destination != NULL && destination->arm != QUAY_RAW_MMAP) ||
+                    (source != NULL && source->arm != QUAY_RAW_MMAP);
+  if (lazy) {
+    if (size >= PARALLEL_MIN) /* blocks of an allocator's own: nobody takes their pages away */
+      quay__host_copy_plan(size, 0, &out_info->threads, &out_info->chunk);
+  } else if (destination == NULL) {
+    plan_move(reader_of(quay__mapping_of(source)), size, out_info);
+  } else if (source == NULL) {
+    plan_move(writer_of(quay__mapping_of(destination)), size, out_info);
+  } else {
+    plan_within(quay__mapping_of(destination), quay__mapping_of(source), size, out_info);
+  }
 }
 
 /* Filling. */
