@@ -205,6 +205,14 @@ typedef struct quay_across_info {
   const char *reason;     /* static text; NULL: the core's own */
 } quay_across_info;
 
+/* One of many copies from host memory into an allocator's. */
+typedef struct quay_copy_piece {
+  quay_raw_buffer *destination;
+  uint64_t offset; /* bytes into `destination` */
+  const void *source;
+  uint64_t size; /* bytes, at least 1 */
+} quay_copy_piece;
+
 /* The functions of an allocator. `self` is the `self` of quay_allocator_desc, which the other
  * functions get by quay_allocator_self(). destroy, alloc, free, copy_in and copy_out are mandatory.
  * What is NULL of the others is filled in when the allocator is made, with what the comment says.
@@ -337,6 +345,10 @@ typedef struct quay_allocator_vtable {
    * later, ordered after all that conflicts. Default: nothing. */
   quay_status (*lend_async)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
                             uint64_t size, quay_use_mode mode);
+  /* copy_in_async of many pieces, whose sources lie in page-locked memory; on error some may have
+   * been submitted. Default: one after the other. */
+  quay_status (*copy_in_many_async)(quay_allocator *allocator, const quay_copy_piece *pieces,
+                                    size_t count, uint64_t stream);
 } quay_allocator_vtable;
 
 /* Bits of quay_allocator_desc.flags. */

@@ -64,9 +64,20 @@ typedef struct quay_copy_options {
   /* At most this many threads, the caller's included; never more than the process's, which 0 stands
    * for. */
   uint32_t max_threads;
+  /* Of a copy to a file: the bytes are on the disk on return, as after quay_buffer_flush(). */
+  bool sync;
   quay_progress_callback progress;
   void *progress_user;
 } quay_copy_options;
+
+/* One of many copies: as the arguments of quay_buffer_copy_region(). */
+typedef struct quay_copy_pair {
+  quay_buffer *destination;
+  uint64_t destination_offset; /* bytes */
+  const quay_buffer *source;
+  uint64_t source_offset; /* bytes */
+  uint64_t size;          /* bytes; may be 0 */
+} quay_copy_pair;
 
 QUAY_BEGIN_DECLS
 
@@ -107,6 +118,20 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_copy_region(quay_buffer *destina
                                                             const quay_buffer *source,
                                                             uint64_t source_offset, uint64_t size,
                                                             const quay_copy_options *options);
+
+/* Copies `count` pairs, for what would be slow one by one: pairs that follow each other in the list
+ * and whose ranges do so on both sides become one copy, and small ones to one device's memory go
+ * there together. In no particular order: what one pair writes no other may read or write. With a
+ * stream, what is submitted to it is recorded with one event.
+ * All arguments are checked before anything moves, and lazy destinations allocated. If a copy fails
+ * later, the bytes of all destinations are undefined.
+ * `options` as for quay_buffer_copy_region(), for each pair; `progress` is told of all pairs
+ * together.
+ * Errors: those of quay_buffer_copy_region(), with the pair's number in the message where an
+ * argument is wrong; INVALID_ARGUMENT (`pairs` NULL with a count above 0, the sizes add up to more
+ * than 2^64-1); OUT_OF_HOST_MEMORY. */
+QUAY_API QUAY_NODISCARD quay_status quay_copy_many(const quay_copy_pair *pairs, size_t count,
+                                                   const quay_copy_options *options);
 
 /* Fills the window with a pattern of 1, 2, 4, 8 or 16 bytes, repeated from its first byte on. The
  * window's size must be a whole number of patterns.

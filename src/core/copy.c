@@ -7,6 +7,7 @@
 
 #include "core/arguments.h"
 #include "core/checked.h"
+#include "core/copy_check.h"
 #include "core/copy_stream.h"
 #include "core/hazard.h"
 #include "core/host_copy.h"
@@ -144,7 +145,7 @@ quay_status quay_buffer_copy_out(const quay_buffer *source, void *destination, u
   return move_host(destination, from, size);
 }
 
-static quay__side side_of(const quay_buffer *buffer, uint64_t offset) {
+quay__side quay__copy_side(const quay_buffer *buffer, uint64_t offset) {
   quay__storage *storage = buffer->storage;
   return (quay__side){
       .allocator = storage->allocator,
@@ -183,8 +184,8 @@ static quay_status copy_slowly(quay_buffer *destination, uint64_t destination_of
   QUAY_TRY(quay__storage_make_writable(destination->storage));
   if (size == 0)
     return QUAY_OK;
-  const quay__stream_side to = {side_of(destination, destination_offset), destination->storage};
-  const quay__stream_side from = {side_of(source, source_offset), source->storage};
+  const quay__stream_side to = {quay__copy_side(destination, destination_offset), destination->storage};
+  const quay__stream_side from = {quay__copy_side(source, source_offset), source->storage};
   if (options != NULL && options->stream != NULL) {
     bool done = false;
     QUAY_TRY(copy_on_stream(&to, &from, size, options, &done));
@@ -195,7 +196,12 @@ static quay_status copy_slowly(quay_buffer *destination, uint64_t destination_of
   QUAY_TRY(quay__hazards_wait(destination->storage, to.side.offset, size, QUAY_WRITE));
   bool moved = false;
   const quay_status status = quay__route_copy(&to.side, &from.side, size, options, &moved);
-  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(moved);
+  if (status != QUAY_OK)
+    return quay__copy_failed(moved);
+  if (options == NULL || !options->sync)
+    return QUAY_OK;
+  quay_allocator *const written = to.side.allocator;
+  return written->vtable.flush(written, to.side.raw, to.side.offset, size);
 }
 
 quay_status quay_buffer_copy_from(quay_buffer *destination, const quay_buffer *source) {
@@ -263,7 +269,7 @@ static quay_status check_options(const char *function, const quay_copy_options *
                     function, (unsigned long long)options->max_staging_bytes, STAGING_LEAST);
 }
 
-static quay_status check_copy(const char *function, const quay_buffer *destination,
+quay_status quay__copy_check(const char *function, const quay_buffer *destination,
                               uint64_t destination_offset, const quay_buffer *source,
                               uint64_t source_offset, uint64_t size,
                               const quay_copy_options *options) {
@@ -278,7 +284,7 @@ quay_status quay_buffer_copy_region(quay_buffer *destination, uint64_t destinati
                                     uint64_t size, const quay_copy_options *options) {
   QUAY__REQUIRE(destination);
   QUAY__REQUIRE(source);
-  QUAY_TRY(check_copy("quay_buffer_copy_region", destination, destination_offset, source,
+  QUAY_TRY(quay__copy_check("quay_buffer_copy_region", destination, destination_offset, source,
                       source_offset, size, options));
   unsigned char *to = options == NULL ? plain_destination(destination) : NULL;
   const unsigned char *from = to != NULL ? plain_source(source) : NULL;
@@ -296,10 +302,10 @@ quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_
   memset(out_plan, 0, sizeof(*out_plan));
   QUAY__REQUIRE(destination);
   QUAY__REQUIRE(source);
-  QUAY_TRY(check_copy("quay_copy_plan", destination, destination_offset, source, source_offset,
+  QUAY_TRY(quay__copy_check("quay_copy_plan", destination, destination_offset, source, source_offset,
                       size, options));
-  const quay__side to = side_of(destination, destination_offset);
-  const quay__side from = side_of(source, source_offset);
+  const quay__side to = quay__copy_side(destination, destination_offset);
+  const quay__side from = quay__copy_side(source, source_offset);
   QUAY_TRY(quay__route_plan(&to, &from, size, options, out_plan));
   if (options == NULL || options->stream == NULL || size == 0)
     return QUAY_OK;
@@ -320,7 +326,7 @@ static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t 
     return QUAY_OK;
   quay_allocator *allocator = storage->allocator;
   if (stream != NULL) {
-    const quay__stream_side side = {side_of(buffer, 0), storage};
+    const quay__stream_side side = {quay__copy_side(buffer, 0), storage};
     if (quay__stream_fills(allocator, stream))
       return quay__stream_fill(&side, buffer->size, pattern, pattern_size, stream);
     QUAY_TRY(check_open(&side, buffer->size, QUAY_WRITE, stream));

@@ -2,8 +2,10 @@
  * number and one event, as a program's access is. */
 #include "core/copy_stream.h"
 
+#include <stdlib.h>
 #include <string.h>
 
+#include "core/os.h"
 #include "core/stream_impl.h"
 #include "core/thread.h"
 
@@ -99,8 +101,8 @@ typedef struct submission {
   quay_stream *stream;
   uint64_t id;
   size_t count, opened;
-  quay__storage *storages[2];
-  quay__range ranges[2];
+  quay__storage **storages; /* of each use */
+  quay__range *ranges;
 } submission;
 
 static void add_use(submission *s, const quay__stream_side *side, uint64_t size,
@@ -109,7 +111,7 @@ static void add_use(submission *s, const quay__stream_side *side, uint64_t size,
   s->ranges[s->count++] = (quay__range){.offset = side->side.offset, .size = size, .mode = mode};
 }
 
-/* Brief uses are opened in the order of the storages' ids. */
+/* Brief uses are opened in the order of the storages' ids. At most two. */
 static void sort_uses(submission *s) {
   if (s->count == 2 && s->storages[1]->id < s->storages[0]->id) {
     const quay__range range = s->ranges[0];
@@ -123,7 +125,10 @@ static void sort_uses(submission *s) {
 
 /* How many uses from number i on are of one storage: these are opened at once. */
 static size_t uses_of_storage(const submission *s, size_t i) {
-  return i + 1 < s->count && s->storages[i] == s->storages[i + 1] ? 2 : 1;
+  size_t end = i + 1;
+  while (end < s->count && s->storages[end] == s->storages[i])
+    end++;
+  return end - i;
 }
 
 static void close_uses(submission *s, quay_event *event) {
@@ -133,11 +138,10 @@ static void close_uses(submission *s, quay_event *event) {
   quay__error_unshield();
 }
 
-/* Opens the uses and makes the stream wait for what conflicts with them. On error nothing is open.
- */
+/* Opens the uses, which are sorted, and makes the stream wait for what conflicts with them. On
+ * error nothing is open. */
 static quay_status open_uses(submission *s) {
   quay__copy_enter();
-  sort_uses(s);
   s->id = quay__next_id();
   quay_status status = QUAY_OK;
   while (s->opened < s->count && status == QUAY_OK) {
@@ -231,7 +235,9 @@ quay_status quay__stream_copy(const quay__stream_side *destination, const quay__
                               uint64_t size, const quay_copy_options *options) {
   const quay__side *d = &destination->side, *s = &source->side;
   const stream_way way = choose(d, s, size, options).way;
-  submission copy = {.stream = options->stream};
+  quay__storage *storages[2];
+  quay__range ranges[2];
+  submission copy = {.stream = options->stream, .storages = storages, .ranges = ranges};
   add_use(&copy, destination, size, QUAY_WRITE);
   if (way == STREAM_IN_READ) {
     /* The host reads it, so the host has to wait; nothing is under way after return. */
@@ -241,6 +247,7 @@ quay_status quay__stream_copy(const quay__stream_side *destination, const quay__
   } else {
     add_use(&copy, source, size, QUAY_READ);
   }
+  sort_uses(&copy);
   QUAY_TRY(open_uses(&copy));
   unsigned char *host = NULL;
   quay_status status = prepare(way, d, s, size, &host);
@@ -252,13 +259,85 @@ quay_status quay__stream_copy(const quay__stream_side *destination, const quay__
   return end(&copy, status);
 }
 
+/* Many at once. */
+
+typedef struct stream_use {
+  quay__storage *storage;
+  quay__range range;
+} stream_use;
+
+static int compare_storages(const void *a, const void *b) {
+  const uint64_t left = ((const stream_use *)a)->storage->id;
+  const uint64_t right = ((const stream_use *)b)->storage->id;
+  return (left > right) - (left < right);
+}
+
+/* Fills in both sides' uses of all pairs, sorted. `sorted` has room for them. */
+static void add_pairs(submission *s, const quay__stream_pair *pairs, size_t count,
+                      stream_use *sorted) {
+  for (size_t i = 0; i < count; i++) {
+    add_use(s, &pairs[i].destination, pairs[i].size, QUAY_WRITE);
+    add_use(s, &pairs[i].source, pairs[i].size, QUAY_READ);
+  }
+  for (size_t i = 0; i < s->count; i++)
+    sorted[i] = (stream_use){s->storages[i], s->ranges[i]};
+  qsort(sorted, s->count, sizeof sorted[0], compare_storages);
+  for (size_t i = 0; i < s->count; i++) {
+    s->storages[i] = sorted[i].storage;
+    s->ranges[i] = sorted[i].range;
+  }
+}
+
+/* Submits all pairs, whose uses are open, one after the other. */
+static quay_status submit_pairs(const quay__stream_pair *pairs, size_t count,
+                                const quay_copy_options *options) {
+  for (size_t i = 0; i < count; i++) {
+    const quay__side *d = &pairs[i].destination.side, *s = &pairs[i].source.side;
+    const stream_way way = choose(d, s, pairs[i].size, options).way;
+    unsigned char *host = NULL;
+    QUAY_TRY(prepare(way, d, s, pairs[i].size, &host));
+    QUAY_TRY(submit(way, d, s, pairs[i].size, host, options->stream->native));
+  }
+  return QUAY_OK;
+}
+
+bool quay__stream_submits(const quay__stream_pair *pair, const quay_copy_options *options) {
+  const stream_way way =
+      choose(&pair->destination.side, &pair->source.side, pair->size, options).way;
+  return way != STREAM_BLOCKS && way != STREAM_IN_READ;
+}
+
+quay_status quay__stream_copy_many(const quay__stream_pair *pairs, size_t count,
+                                   const quay_copy_options *options) {
+  const size_t uses = 2 * count;
+  submission copies = {.stream = options->stream,
+                       .storages = quay__os_calloc(uses, sizeof copies.storages[0]),
+                       .ranges = quay__os_calloc(uses, sizeof copies.ranges[0])};
+  stream_use *sorted = quay__os_calloc(uses, sizeof sorted[0]);
+  quay_status status;
+  if (copies.storages == NULL || copies.ranges == NULL || sorted == NULL) {
+    status = quay__fail_out_of_memory((uint64_t)uses * 2 * sizeof sorted[0], "many copies");
+  } else {
+    add_pairs(&copies, pairs, count, sorted);
+    status = open_uses(&copies);
+    if (status == QUAY_OK)
+      status = end(&copies, submit_pairs(pairs, count, options));
+  }
+  quay__os_free(sorted);
+  quay__os_free(copies.ranges);
+  quay__os_free(copies.storages);
+  return status;
+}
+
 bool quay__stream_fills(const quay_allocator *allocator, const quay_stream *stream) {
   return takes(allocator, stream);
 }
 
 quay_status quay__stream_fill(const quay__stream_side *side, uint64_t size, const void *pattern,
                               size_t pattern_size, quay_stream *stream) {
-  submission fill = {.stream = stream};
+  quay__storage *written;
+  quay__range range;
+  submission fill = {.stream = stream, .storages = &written, .ranges = &range};
   add_use(&fill, side, size, QUAY_WRITE);
   QUAY_TRY(open_uses(&fill));
   quay_allocator *allocator = side->side.allocator;

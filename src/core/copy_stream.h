@@ -12,6 +12,12 @@ typedef struct quay__stream_side {
   quay__storage *storage;
 } quay__stream_side;
 
+/* One of many copies, of more than 0 bytes, both sides allocated and in range. */
+typedef struct quay__stream_pair {
+  quay__stream_side destination, source;
+  uint64_t size;
+} quay__stream_pair;
+
 /* Whether such a copy is submitted to the options' stream, which is there; the plan's reason. */
 bool quay__stream_copies(const quay__side *destination, const quay__side *source, uint64_t size,
                          const quay_copy_options *options, const char **out_reason);
@@ -20,6 +26,13 @@ bool quay__stream_copies(const quay__side *destination, const quay__side *source
  * allocated and in range. */
 quay_status quay__stream_copy(const quay__stream_side *destination, const quay__stream_side *source,
                               uint64_t size, const quay_copy_options *options);
+
+/* Whether the copy is submitted to the options' stream, and its source read only there. */
+bool quay__stream_submits(const quay__stream_pair *pair, const quay_copy_options *options);
+
+/* Submits copies of which that is true, with one event for all. */
+quay_status quay__stream_copy_many(const quay__stream_pair *pairs, size_t count,
+                                   const quay_copy_options *options);
 
 /* Whether a fill of its memory is submitted to `stream`, and the submission. */
 bool quay__stream_fills(const quay_allocator *allocator, const quay_stream *stream);

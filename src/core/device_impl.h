@@ -17,7 +17,7 @@ struct quay_device {
   int32_t index;
   bool has_streams;
   atomic_bool lost;
-  atomic_bool pin_refused;         /* pin failed: it is not asked again before the next trim */
+  atomic_uint pin_refused;         /* staging_memory.c's: when pin failed last; 0: never */
   atomic_uint streams;             /* live ones */
   atomic_uint_fast64_t generation; /* begins at 1 */
   quay_device_vtable vtable;       /* optionals filled in */

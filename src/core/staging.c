@@ -29,7 +29,7 @@ void quay__staging_report_to(quay__staging_report *report) {
 
 /* Streams of the core's own, kept by their device. */
 
-static quay_status take_stream(quay_device *device, uint64_t *out_stream) {
+quay_status quay__staging_stream_take(quay_device *device, uint64_t *out_stream) {
   quay__lock_acquire(&device->lock);
   const bool kept = device->staging_stream_count != 0;
   if (kept)
@@ -39,7 +39,7 @@ static quay_status take_stream(quay_device *device, uint64_t *out_stream) {
   return kept ? QUAY_OK : device->vtable.stream_create(device, &options, out_stream);
 }
 
-static void give_stream_back(quay_device *device, uint64_t stream) {
+void quay__staging_stream_give(quay_device *device, uint64_t stream) {
   quay__lock_acquire(&device->lock);
   const bool keep = device->staging_stream_count < QUAY__STAGING_STREAMS;
   if (keep)
@@ -65,18 +65,22 @@ void quay__staging_drop(quay_device *device) {
 static quay_status open_leg(quay__leg *leg) {
   if (leg->kind != QUAY__LEG_STREAM)
     return QUAY_OK;
-  const quay_status status = take_stream(leg->side->allocator->device, &leg->stream);
+  const quay_status status = quay__staging_stream_take(leg->side->allocator->device, &leg->stream);
   if (status != QUAY_OK)
     leg->kind = QUAY__LEG_CALLS; /* there is no stream to settle or give back */
   return status;
 }
 
-static void close_leg(quay__leg *leg, bool failed) {
+static void close_leg(quay__leg *leg, quay_status status) {
   if (leg->kind != QUAY__LEG_STREAM)
     return;
-  if (failed)
+  if (status != QUAY_OK) {
+    quay__error_state error;
+    quay__error_save(&error);
     quay__leg_settle(leg);
-  give_stream_back(leg->side->allocator->device, leg->stream);
+    quay__error_restore(&error);
+  }
+  quay__staging_stream_give(leg->side->allocator->device, leg->stream);
 }
 
 /* The copy's loop. */
@@ -189,17 +193,6 @@ static quay_status run(quay__ring *ring) {
   return status;
 }
 
-static void close_legs(quay__ring *ring, quay_status status) {
-  const bool failed = status != QUAY_OK;
-  quay__error_state error;
-  if (failed)
-    quay__error_save(&error);
-  close_leg(&ring->in, failed);
-  close_leg(&ring->out, failed);
-  if (failed)
-    quay__error_restore(&error);
-}
-
 static void begin_report(quay__ring *ring) {
   ring->report = wanted_report;
   if (ring->report == NULL)
@@ -239,7 +232,8 @@ static quay_status run_ring(quay__ring *ring, const uint64_t *after, bool *out_b
     status = quay__leg_follow(ring->in.side != NULL ? &ring->in : &ring->out, *after);
   if (status == QUAY_OK)
     status = run(ring);
-  close_legs(ring, status);
+  close_leg(&ring->in, status);
+  close_leg(&ring->out, status);
   quay__slots_close(ring);
   quay__staging_leave();
   pthread_cond_destroy(&ring->changed);

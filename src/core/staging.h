@@ -49,6 +49,15 @@ quay_status quay__stage_out(const quay__host_stage *copy, bool *out_done);
 bool quay__host_stage_plan(const quay_allocator *allocator, uint64_t size,
                            quay__staging_plan *out_plan);
 
+/* A stream of the core's own, kept by its device from one copy to the next. Nothing may be under
+ * way on it when it is given back. */
+quay_status quay__staging_stream_take(quay_device *device, uint64_t *out_stream);
+void quay__staging_stream_give(quay_device *device, uint64_t stream);
+
+/* Waits for a stream, and once more if that fails: what copies use would else be used again while
+ * the device still works on it. `status` is the copy's until now, and what failed first counts. */
+quay_status quay__staging_settle(quay_device *device, uint64_t stream, quay_status status);
+
 /* Gives up what staged copies keep on the device: it goes, or is reset. */
 void quay__staging_drop(quay_device *device);
 

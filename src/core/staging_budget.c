@@ -15,7 +15,7 @@ static uint64_t next_ticket, next_served; /* the line: tickets [next_served, nex
 static atomic_uint_fast64_t waiting;      /* how many they are */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
-static atomic_uint copies;                /* that are under way */
+static atomic_uint copies; /* that are under way */
 
 /* Of `held_bytes` and `copies`, the calling thread's. */
 static _Thread_local uint64_t own_bytes;

@@ -312,18 +312,32 @@ bool quay__leg_await(quay__ring *ring, bool by_helper, quay_status *out_status) 
          await_leg(ring, &ring->in, by_helper, out_status);
 }
 
-/* What was submitted still reads or writes the slots and the caller's memory, so the stream is
- * waited for, and once more if that fails. */
+quay_status quay__staging_settle(quay_device *device, uint64_t stream, quay_status status) {
+  quay__error_state error;
+  if (status != QUAY_OK)
+    quay__error_save(&error);
+  quay_status waited = device->vtable.stream_synchronize(device, stream);
+  if (status == QUAY_OK && waited != QUAY_OK) {
+    status = waited;
+    quay__error_save(&error);
+  }
+  if (waited != QUAY_OK && quay_device_health(device) == QUAY_HEALTH_OK)
+    waited = device->vtable.stream_synchronize(device, stream);
+  if (waited != QUAY_OK && quay_device_health(device) == QUAY_HEALTH_OK) {
+    quay_log(QUAY_LOG_ERROR, "a failed copy on %s can't be waited for: %s", device->name,
+             quay_last_error()->message);
+  }
+  if (status != QUAY_OK)
+    quay__error_restore(&error);
+  return status;
+}
+
+/* What was submitted still reads or writes the slots and the caller's memory. */
 void quay__leg_settle(quay__leg *leg) {
   if (leg->kind != QUAY__LEG_STREAM)
     return;
   quay_device *device = leg->side->allocator->device;
-  if (device->vtable.stream_synchronize(device, leg->stream) != QUAY_OK &&
-      quay_device_health(device) == QUAY_HEALTH_OK &&
-      device->vtable.stream_synchronize(device, leg->stream) != QUAY_OK) {
-    quay_log(QUAY_LOG_ERROR, "a failed copy on %s can't be waited for: %s", device->name,
-             quay_last_error()->message);
-  }
+  (void)quay__staging_settle(device, leg->stream, QUAY_OK);
   for (; leg->first != leg->next; leg->first++)
     device->vtable.event_destroy(device, leg->transfers[leg->first % QUAY__SLOTS_MAX].event);
 }

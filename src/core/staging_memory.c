@@ -5,6 +5,7 @@
 #include "core/staging_memory.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -32,6 +33,7 @@ typedef struct segment {
 
 /* Guarded by QUAY__LOCK_STAGING. */
 static segment *segments;
+static atomic_uint trims = 1;                             /* 1 more than there were */
 static pthread_cond_t emptied = PTHREAD_COND_INITIALIZER; /* one that is leaving is idle */
 
 /* Pieces, with the lock held. */
@@ -150,7 +152,8 @@ static bool pin(segment *of, quay_device *device) {
     of->device = device;
     return true;
   }
-  if (!atomic_exchange_explicit(&device->pin_refused, true, memory_order_relaxed)) {
+  const unsigned when = atomic_load_explicit(&trims, memory_order_relaxed);
+  if (atomic_exchange_explicit(&device->pin_refused, when, memory_order_relaxed) != when) {
     quay_log(QUAY_LOG_WARNING, "copies of pageable memory to and from %s will be slow: %s",
              device->name, quay_last_error()->message);
   }
@@ -233,13 +236,19 @@ unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_
   return made->memory;
 }
 
-bool quay__staging_memory_pins(const quay_device *device) {
+bool quay__staging_memory_refused(const quay_device *device) {
   return device->vtable.pin != NULL &&
-         !atomic_load_explicit(&device->pin_refused, memory_order_relaxed);
+         atomic_load_explicit(&device->pin_refused, memory_order_relaxed) ==
+             atomic_load_explicit(&trims, memory_order_relaxed);
+}
+
+bool quay__staging_memory_pins(const quay_device *device) {
+  return device->vtable.pin != NULL && !quay__staging_memory_refused(device);
 }
 
 uint64_t quay__staging_memory_trim(void) {
   uint64_t bytes = 0;
+  atomic_fetch_add_explicit(&trims, 1, memory_order_relaxed);
   quay__global_acquire(QUAY__LOCK_STAGING);
   const uint64_t before = bytes_kept();
   while (end_an_idle_one())
@@ -275,7 +284,7 @@ void quay__staging_memory_drop(quay_device *device) {
     quay__global_acquire(QUAY__LOCK_STAGING);
   }
   quay__global_release(QUAY__LOCK_STAGING);
-  atomic_store_explicit(&device->pin_refused, false, memory_order_relaxed);
+  atomic_store_explicit(&device->pin_refused, 0, memory_order_relaxed);
 }
 
 /* Pages that are locked for a device are not the child's to use, and pieces of other threads will

@@ -24,6 +24,8 @@ void quay__staging_memory_give(unsigned char *memory, uint64_t size);
 /* Whether the device's backend can page-lock memory, and has not refused to since the last
  * quay__staging_memory_trim(). */
 bool quay__staging_memory_pins(const quay_device *device);
+/* Whether it has. */
+bool quay__staging_memory_refused(const quay_device *device);
 
 /* Gives all idle memory back to the system, and returns how many bytes. */
 uint64_t quay__staging_memory_trim(void);

@@ -87,8 +87,7 @@ static void plan_transfers(uint64_t size, uint64_t allowed, uint32_t host_thread
   const uint64_t most = whole_pages(quay__max(quay__min(tuning->chunk, allowed / 2), 1));
   const uint64_t finer = quay__align_down(size / TRANSFER_CHUNKS, PAGE) + PAGE;
   const uint64_t chunk = quay__min(quay__min(quay__max(finer, tuning->ramp), most), size);
-  const uint64_t wanted =
-      quay__max((uint64_t)tuning->slots_per_thread * threads, TRANSFER_SLOTS);
+  const uint64_t wanted = quay__max((uint64_t)tuning->slots_per_thread * threads, TRANSFER_SLOTS);
   const uint64_t slots =
       quay__min(quay__min(quay__max(allowed / chunk, 1), wanted), chunk_count(size, chunk));
   inout_plan->chunk = chunk;
@@ -118,8 +117,7 @@ static const char *reason_of(const quay__side *destination, const quay__side *so
   if (pin != NULL)
     return "no direct path between the two: in chunks through page-locked host memory";
   const quay_device *to = destination->allocator->device, *from = source->allocator->device;
-  const bool refused = atomic_load_explicit(&to->pin_refused, memory_order_relaxed) ||
-                       atomic_load_explicit(&from->pin_refused, memory_order_relaxed);
+  const bool refused = quay__staging_memory_refused(to) || quay__staging_memory_refused(from);
   if (refused)
     return "no direct path between the two: in chunks through host memory, which the device "
            "refused to page-lock: that is slow";

@@ -62,9 +62,9 @@ typedef struct quay__ring {
   const quay_copy_options *options;
   quay__staging_plan plan;
   const quay__staging_tuning *tuning;
-  uint64_t size; /* of the copy, bytes */
-  bool nested;   /* inside another staged copy */
-  bool streaming; /* so large that host memory is written with streaming stores */
+  uint64_t size;     /* of the copy, bytes */
+  bool nested;       /* inside another staged copy */
+  bool streaming;    /* so large that host memory is written with streaming stores */
   quay__leg out, in; /* of the source, into the slots; and of the destination */
 
   /* The calling thread's alone. */

@@ -301,6 +301,16 @@ static void copied_at_once(quay_allocator *allocator, const quay_raw_buffer *des
   (void)out_info;
 }
 
+quay_status quay__copy_in_one_by_one(quay_allocator *allocator, const quay_copy_piece *pieces,
+                                     size_t count, uint64_t stream) {
+  for (size_t i = 0; i < count; i++) {
+    const quay_copy_piece *piece = &pieces[i];
+    QUAY_TRY(allocator->vtable.copy_in_async(allocator, piece->destination, piece->offset,
+                                             piece->source, piece->size, stream));
+  }
+  return QUAY_OK;
+}
+
 static quay_status no_copy_across_async(quay_allocator *allocator, quay_raw_buffer *destination,
                                         uint64_t destination_offset, const quay_raw_buffer *source,
                                         uint64_t source_offset, uint64_t size, uint64_t stream) {
@@ -376,6 +386,7 @@ void quay__allocator_vtable_fill(quay_allocator_vtable *vtable) {
   DEFAULT(lend, nothing_to_lend);
   DEFAULT(copy_info, copied_at_once);
   DEFAULT(lend_async, nothing_to_lend);
+  DEFAULT(copy_in_many_async, quay__copy_in_one_by_one);
   DEFAULT(fill, fill_in_chunks);
   DEFAULT(flush, nothing_to_flush);
   DEFAULT(advise, advice_not_needed);

@@ -14,4 +14,10 @@ quay_status quay__allocator_vtable_check(const quay_allocator_desc *desc, bool d
 void quay__device_vtable_fill(quay_device_vtable *vtable);
 void quay__allocator_vtable_fill(quay_allocator_vtable *vtable);
 
+/* The default of copy_in_many_async, which is a layer's, too: its own copy_in_async sees each
+ * piece.
+ */
+quay_status quay__copy_in_one_by_one(quay_allocator *allocator, const quay_copy_piece *pieces,
+                                     size_t count, uint64_t stream);
+
 #endif

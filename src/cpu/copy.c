@@ -30,8 +30,7 @@ quay_status quay__cpu_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint
 }
 
 void quay__cpu_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
-                         const quay_raw_buffer *source, uint64_t size,
-                         quay_across_info *out_info) {
+                         const quay_raw_buffer *source, uint64_t size, quay_across_info *out_info) {
   (void)allocator;
   (void)destination;
   (void)source;

@@ -48,6 +48,13 @@ typedef struct quay__cu_ipc_memory {
   char reserved[64];
 } quay__cu_ipc_memory;
 
+/* CUmemcpyAttributes: of copies of a batch. */
+typedef struct quay__cu_copy_attributes {
+  int source_order; /* CUmemcpySrcAccessOrder */
+  quay__cu_location source_hint, destination_hint;
+  unsigned flags;
+} quay__cu_copy_attributes;
+
 /* X(our name, value, cuda.h's name). Results: enumeration CUresult. */
 #define QUAY__CU_RESULTS(X)                                              \
   X(SUCCESS, 0, CUDA_SUCCESS)                                            \
@@ -135,7 +142,9 @@ typedef struct quay__cu_ipc_memory {
   X(HANDLE_FILE_DESCRIPTOR, 1, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)                           \
   X(GRANULARITY_MINIMUM, 0, CU_MEM_ALLOC_GRANULARITY_MINIMUM)                                      \
   /* CUipcMem_flags */                                                                             \
-  X(IPC_LAZY_PEER_ACCESS, 1, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)
+  X(IPC_LAZY_PEER_ACCESS, 1, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)                                   \
+  /* CUmemcpySrcAccessOrder */                                                                     \
+  X(COPY_ORDER_STREAM, 1, CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
 
 enum {
 #define QUAY__CU_ENUMERATOR(name, value, native) QUAY__CU_##name = (value),

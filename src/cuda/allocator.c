@@ -211,6 +211,7 @@ static const quay_allocator_vtable device_vtable = {
     .release = cuda_release,
     .window = cuda_window,
     .copy_in_async = quay__cuda_copy_in_async,
+    .copy_in_many_async = quay__cuda_copy_in_many_async,
     .copy_out_async = quay__cuda_copy_out_async,
     .copy_within_async = quay__cuda_copy_within_async,
     .fill_async = quay__cuda_fill_async,

@@ -105,6 +105,57 @@ quay_status quay__cuda_copy_out_async(quay_allocator *allocator, const quay_raw_
   return end(&copy, download(&copy, allocator, source, offset, destination, size, stream));
 }
 
+/* Many at once. */
+
+enum {
+  BATCH_MAX = 512 /* pieces a call of the driver's; their addresses lie on the stack */
+};
+
+static quay_status submit_batch(const submission *to, const quay_copy_piece *pieces, size_t count) {
+  quay__cu_pointer destinations[BATCH_MAX], sources[BATCH_MAX];
+  size_t sizes[BATCH_MAX], first = 0;
+  quay__cu_copy_attributes attributes = {.source_order = QUAY__CU_COPY_ORDER_STREAM};
+  for (size_t i = 0; i < count; i++) {
+    destinations[i] = quay__cuda_at(pieces[i].destination, pieces[i].offset);
+    sources[i] = (quay__cu_pointer)(uintptr_t)pieces[i].source;
+    sizes[i] = pieces[i].size;
+  }
+  return check(to->device,
+               to->device->api->cuMemcpyBatchAsync(destinations, sources, sizes, count, &attributes,
+                                                   &first, 1, to->stream),
+               "copying many pieces of host memory to");
+}
+
+static quay_status submit_each(const submission *to, const quay_copy_piece *pieces, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    QUAY_TRY(check(
+        to->device,
+        to->device->api->cuMemcpyHtoDAsync(quay__cuda_at(pieces[i].destination, pieces[i].offset),
+                                           pieces[i].source, pieces[i].size, to->stream),
+        "copying host memory to"));
+  }
+  return QUAY_OK;
+}
+
+quay_status quay__cuda_copy_in_many_async(quay_allocator *allocator, const quay_copy_piece *pieces,
+                                          size_t count, uint64_t stream) {
+  if (count == 0)
+    return QUAY_OK;
+  submission copies;
+  QUAY_TRY(begin(allocator, pieces[0].destination, stream, &copies));
+  quay_status status = QUAY_OK;
+  for (size_t i = 1; i < count && status == QUAY_OK; i++)
+    status = quay__cuda_block_order(&copies.scope, pieces[i].destination, copies.stream);
+  const bool batches = copies.device->api->cuMemcpyBatchAsync != NULL;
+  for (size_t done = 0; done < count && status == QUAY_OK;) {
+    const size_t part = (size_t)quay__min(count - done, BATCH_MAX);
+    status = batches ? submit_batch(&copies, pieces + done, part)
+                     : submit_each(&copies, pieces + done, part);
+    done += part;
+  }
+  return end(&copies, status);
+}
+
 /* In pieces that don't overlap, from the end that is not overwritten too early. */
 static quay_status submit_move(const submission *copy, quay__cu_pointer destination,
                                quay__cu_pointer source, uint64_t size) {

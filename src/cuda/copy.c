@@ -87,7 +87,7 @@ static quay_status is_staged(quay__cuda_device *device, const void *memory, uint
   if (size <= QUAY__CUDA_SLOT_BYTES || quay__thread_in_staging)
     return QUAY_OK;
   quay__cuda_scope scope;
-  QUAY_TRY(quay__cuda_enter(device, true, &scope));
+  QUAY_TRY(quay__cuda_enter(device, false, &scope));
   *out_staged = !quay__cuda_is_pinned(device, memory, size);
   quay__cuda_leave(&scope);
   return QUAY_OK;

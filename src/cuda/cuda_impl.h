@@ -66,8 +66,8 @@ typedef struct quay__cuda_lane {
   struct quay__cuda_lane *next; /* in the device's list of all */
   atomic_bool taken;
   quay__cu_stream stream;
-  unsigned char *slot;      /* QUAY__CUDA_SLOT_BYTES of pinned memory */
-  quay__cu_pointer bounce;  /* QUAY__CUDA_BOUNCE_BYTES on the device; 0 until it is needed */
+  unsigned char *slot;     /* QUAY__CUDA_SLOT_BYTES of pinned memory */
+  quay__cu_pointer bounce; /* QUAY__CUDA_BOUNCE_BYTES on the device; 0 until it is needed */
 } quay__cuda_lane;
 
 typedef struct quay__cuda_device {
@@ -234,11 +234,12 @@ quay_status quay__cuda_copy_within(quay_allocator *allocator, quay_raw_buffer *d
 quay_status quay__cuda_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                             uint64_t size, const void *pattern, size_t pattern_size);
 void quay__cuda_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
-                          const quay_raw_buffer *source, uint64_t size,
-                          quay_across_info *out_info);
+                          const quay_raw_buffer *source, uint64_t size, quay_across_info *out_info);
 quay_status quay__cuda_copy_in_async(quay_allocator *allocator, quay_raw_buffer *destination,
                                      uint64_t offset, const void *source, uint64_t size,
                                      uint64_t stream);
+quay_status quay__cuda_copy_in_many_async(quay_allocator *allocator, const quay_copy_piece *pieces,
+                                          size_t count, uint64_t stream);
 quay_status quay__cuda_copy_out_async(quay_allocator *allocator, const quay_raw_buffer *source,
                                       uint64_t offset, void *destination, uint64_t size,
                                       uint64_t stream);
@@ -249,14 +250,15 @@ quay_status quay__cuda_fill_async(quay_allocator *allocator, quay_raw_buffer *ra
                                   uint64_t size, const void *pattern, size_t pattern_size,
                                   uint64_t stream);
 
-/* A large copy of pageable memory, done on return; `out_done` is false, and nothing has moved, where
- * it is none, or must be done by the functions below. `after`: a stream that it comes after; NULL:
- * no one. */
+/* A large copy of pageable memory, done on return; `out_done` is false, and nothing has moved,
+ * where it is none, or must be done by the functions below. `after`: a stream that it comes after;
+ * NULL: no one. */
 quay_status quay__cuda_stage(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
                              const void *memory, uint64_t size, quay_use_mode mode,
                              const uint64_t *after, bool *out_done);
 
-/* A copy on a stream whose context is current. Small ones go through the lane. Whoever calls it waits for the stream before the lane or the memory is used again. */
+/* A copy on a stream whose context is current. Small ones go through the lane. Whoever calls it
+ * waits for the stream before the lane or the memory is used again. */
 quay_status quay__cuda_upload(quay__cuda_device *device, quay__cuda_lane *lane,
                               quay__cu_stream stream, quay__cu_pointer destination,
                               const void *source, uint64_t size);

@@ -61,6 +61,10 @@ X(cuMemcpyDtoDAsync, _v2, 3020, LEGACY, MUST,
 X(cuMemcpyPeerAsync, , 4000, LEGACY, MUST,
   (quay__cu_pointer destination, quay__cu_context destination_context, quay__cu_pointer source,
    quay__cu_context source_context, size_t size, quay__cu_stream stream))
+X(cuMemcpyBatchAsync, _v2, 13000, LEGACY, MAY,
+  (quay__cu_pointer * destinations, quay__cu_pointer *sources, size_t *sizes, size_t count,
+   quay__cu_copy_attributes *attributes, size_t *attribute_indices, size_t attribute_count,
+   quay__cu_stream stream))
 X(cuMemsetD8Async, , 3020, LEGACY, MUST,
   (quay__cu_pointer pointer, unsigned char value, size_t count, quay__cu_stream stream))
 X(cuMemsetD16Async, , 3020, LEGACY, MUST,

@@ -4,6 +4,7 @@
 #include "layers/forward.h"
 
 #include "core/allocator_impl.h"
+#include "core/vtable.h"
 
 static quay_status forward_alloc(quay_allocator *allocator, const quay_alloc_request *request,
                                  quay_raw_buffer *out_raw) {
@@ -224,6 +225,8 @@ void quay__forward_fill(quay_allocator_vtable *vtable, const quay_allocator *inn
     FORWARD(copy_out_async);
     FORWARD(copy_within_async);
     FORWARD(fill_async);
+    if (vtable->copy_in_many_async == NULL)
+      vtable->copy_in_many_async = quay__copy_in_one_by_one;
   }
 }
 

@@ -33,5 +33,9 @@ const abi_row abi_theirs[] = {
     {"offset of CUmemLocation.id", offsetof(CUmemLocation, id)},
     {"offset of CUmemAccessDesc.location", offsetof(CUmemAccessDesc, location)},
     {"offset of CUmemAccessDesc.flags", offsetof(CUmemAccessDesc, flags)},
+    {"sizeof CUmemcpyAttributes", sizeof(CUmemcpyAttributes)},
+    {"offset of CUmemcpyAttributes.srcAccessOrder", offsetof(CUmemcpyAttributes, srcAccessOrder)},
+    {"offset of CUmemcpyAttributes.dstLocHint", offsetof(CUmemcpyAttributes, dstLocHint)},
+    {"offset of CUmemcpyAttributes.flags", offsetof(CUmemcpyAttributes, flags)},
 };
 const size_t abi_theirs_count = sizeof abi_theirs / sizeof abi_theirs[0];

@@ -151,6 +151,10 @@ enum {
 #define CU_IPC_HANDLE_SIZE            64
 #endif
 
+typedef enum CUmemcpySrcAccessOrder_enum {
+  CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
+} CUmemcpySrcAccessOrder;
+
 typedef enum CUmemLocationType_enum {
   CU_MEM_LOCATION_TYPE_INVALID = 0,
   CU_MEM_LOCATION_TYPE_DEVICE = 1,
@@ -224,6 +228,13 @@ typedef struct CUmemLocation_st {
   CUmemLocationType type;
   int id;
 } CUmemLocation;
+
+typedef struct CUmemcpyAttributes_st {
+  CUmemcpySrcAccessOrder srcAccessOrder;
+  CUmemLocation srcLocHint;
+  CUmemLocation dstLocHint;
+  unsigned flags;
+} CUmemcpyAttributes;
 
 typedef struct CUmemAllocationProp_st {
   CUmemAllocationType type;

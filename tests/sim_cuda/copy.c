@@ -144,6 +144,28 @@ CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CU
   COPY(cuMemcpyHtoDAsync_v2, to, SIM_RULE_DEVICE, address_of(from), SIM_RULE_HOST, stream, false);
 }
 
+/* The copies of a batch are in no order among each other; here they are in theirs. All have one
+ * attribute. */
+CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count,
+                               CUmemcpyAttributes *attributes, size_t *attribute_indices,
+                               size_t attribute_count, CUstream stream) {
+  SIM_ENTER(cuMemcpyBatchAsync_v2, SIM_NEEDS_CONTEXT);
+  CUresult error = CUDA_SUCCESS;
+  if (count == 0 || attribute_count != 1 || attribute_indices[0] != 0 || stream == NULL ||
+      attributes[0].srcAccessOrder != CU_MEMCPY_SRC_ACCESS_ORDER_STREAM)
+    error = CUDA_ERROR_INVALID_VALUE;
+  for (size_t i = 0; i < count && error == CUDA_SUCCESS; i++) {
+    error = copy(&(request){.what = "cuMemcpyBatchAsync_v2",
+                            .to = to[i],
+                            .to_rule = SIM_RULE_ANY,
+                            .from = from[i],
+                            .from_rule = SIM_RULE_ANY,
+                            .bytes = bytes[i],
+                            .stream = stream});
+  }
+  return sim_leave(error);
+}
+
 CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t bytes) {
   COPY(cuMemcpyDtoH_v2, address_of(to), SIM_RULE_HOST, from, SIM_RULE_DEVICE, NULL, true);
 }

@@ -185,13 +185,13 @@ Test(cuda, overlapping_ranges_near_and_far_are_moved_as_memmove_does) {
   free(expected);
 }
 
-Test(cuda, without_pinned_memory_for_chunks_the_driver_stages_by_itself) {
+Test(cuda, where_memory_can_not_be_page_locked_the_driver_stages_by_itself) {
   quay_allocator *allocator = open_spec("cuda:0");
   quay_test_block bytes = quay_test_block_make(9 << 20, 3, 43);
   quay_buffer *buffer = make_buffer(allocator, 9 << 20, NULL);
-  CHECK_OK(quay_buffer_copy_region(buffer, 0, buffer, 16, 16, NULL)); /* makes the lane */
-  raw.control->fail("cuMemHostAlloc", 1, 2);
+  raw.control->fail("cuMemHostRegister_v2", 1, 2);
   CHECK_OK(quay_buffer_copy_in(buffer, bytes.data, 9 << 20));
+  cr_assert_eq(raw.control->failed(), 1);
   check_bytes(buffer, bytes.data);
   quay_buffer_release(buffer);
   quay_allocator_release(allocator);

@@ -65,8 +65,7 @@ unsigned char *__wrap_quay__staging_memory_take(const quay__staging_wish *wish,
                                                 uint64_t *out_segment) {
   pthread_mutex_lock(&slots_mutex);
   const bool fails = slots.fail_at != 0 && --slots.fail_at == 0;
-  unsigned char *memory =
-      fails ? NULL : __real_quay__staging_memory_take(wish, out_segment);
+  unsigned char *memory = fails ? NULL : __real_quay__staging_memory_take(wish, out_segment);
   if (memory != NULL)
     watch_slot(memory, wish->size);
   pthread_mutex_unlock(&slots_mutex);

@@ -71,32 +71,48 @@ static quay_status find_run(const loaded_model *model, size_t *next, tensor_run 
   return QUAY_OK;
 }
 
-/* The file's pages that the copy has kept in this process's memory leave it again. */
-static quay_status copy_window(const loaded_model *model, const tensor_run *window,
-                               const quay_copy_options *options) {
+/* All runs of the file, with the plan of the largest one. `out_pairs` has room for all tensors. */
+static quay_status find_runs(loaded_model *model, quay_copy_pair *out_pairs, size_t *out_count) {
   quay_buffer *data = quay_safetensors_data(model->file);
-  QUAY_TRY(quay_buffer_copy_region(model->storage, window->to, data, window->from, window->size,
-                                   options));
+  for (size_t next = 0; next < model->count;) {
+    tensor_run run;
+    QUAY_TRY(find_run(model, &next, &run));
+    out_pairs[(*out_count)++] = (quay_copy_pair){.destination = model->storage,
+                                                 .destination_offset = run.to,
+                                                 .source = data,
+                                                 .source_offset = run.from,
+                                                 .size = run.size};
+    if (run.size > model->plan.size) {
+      QUAY_TRY(
+          quay_copy_plan(model->storage, run.to, data, run.from, run.size, NULL, &model->plan));
+    }
+  }
+  return QUAY_OK;
+}
+
+/* The file's pages that the copy has kept in this process's memory leave it again. */
+static quay_status forget_pages(const loaded_model *model, const quay_copy_pair *window) {
   quay_buffer *from = NULL;
-  QUAY_TRY(quay_buffer_view(data, window->from, window->size, &from));
+  QUAY_TRY(quay_buffer_view(quay_safetensors_data(model->file), window->source_offset, window->size,
+                            &from));
   const quay_status status = quay_buffer_advise(from, QUAY_ADVICE_DONT_NEED);
   quay_buffer_release(from);
   return status;
 }
 
-static quay_status copy_run(loaded_model *model, const tensor_run *run, progress_bar *progress) {
+/* In windows, so that not all of the file's pages are in this process's memory at a time. */
+static quay_status read_in_windows(const loaded_model *model, const quay_copy_pair *run,
+                                   progress_bar *progress) {
   const quay_copy_options options = {.progress = progress_copy, .progress_user = progress};
-  quay_buffer *data = quay_safetensors_data(model->file);
-  if (run->size > model->plan.size) {
-    QUAY_TRY(quay_copy_plan(model->storage, run->to, data, run->from, run->size, &options,
-                            &model->plan));
-  }
   for (uint64_t done = 0; done < run->size;) {
     const uint64_t rest = run->size - done;
-    const tensor_run window = {.from = run->from + done,
-                               .to = run->to + done,
-                               .size = rest < WINDOW_SIZE ? rest : WINDOW_SIZE};
-    QUAY_TRY(copy_window(model, &window, &options));
+    quay_copy_pair window = *run;
+    window.source_offset += done;
+    window.destination_offset += done;
+    window.size = rest < WINDOW_SIZE ? rest : WINDOW_SIZE;
+    QUAY_TRY(quay_buffer_copy_region(window.destination, window.destination_offset, window.source,
+                                     window.source_offset, window.size, &options));
+    QUAY_TRY(forget_pages(model, &window));
     done += window.size;
     progress->before += window.size;
     progress_update(progress, progress->before);
@@ -104,25 +120,33 @@ static quay_status copy_run(loaded_model *model, const tensor_run *run, progress
   return QUAY_OK;
 }
 
-static quay_status copy_all(loaded_model *model, bool show_progress) {
+static quay_status copy_runs(const loaded_model *model, const quay_copy_pair *runs, size_t count,
+                             progress_bar *progress) {
+  if (model->plan.route == QUAY_ROUTE_STAGED) {
+    const quay_copy_options options = {.progress = progress_copy, .progress_user = progress};
+    return quay_copy_many(runs, count, &options);
+  }
+  for (size_t i = 0; i < count; ++i)
+    QUAY_TRY(read_in_windows(model, &runs[i], progress));
+  return QUAY_OK;
+}
+
+static quay_status copy_all(loaded_model *model, quay_copy_pair *runs, bool show_progress) {
+  size_t count = 0;
+  QUAY_TRY(find_runs(model, runs, &count));
   progress_bar progress;
   progress_begin(&progress, show_progress, model->bytes);
-  quay_status status = QUAY_OK;
-  for (size_t next = 0; next < model->count && status == QUAY_OK;) {
-    tensor_run run;
-    status = find_run(model, &next, &run);
-    if (status == QUAY_OK)
-      status = copy_run(model, &run, &progress);
-  }
+  const quay_status status = copy_runs(model, runs, count, &progress);
   progress_end(&progress);
   return status;
 }
 
-static quay_status fill(loaded_model *model, quay_allocator *allocator, bool show_progress) {
+static quay_status fill(loaded_model *model, quay_allocator *allocator, quay_copy_pair *runs,
+                        bool show_progress) {
   const double begin = now_seconds();
   QUAY_TRY(allocate(model, allocator));
   QUAY_TRY(make_views(model));
-  QUAY_TRY(copy_all(model, show_progress));
+  QUAY_TRY(copy_all(model, runs, show_progress));
   model->seconds = now_seconds() - begin;
   return QUAY_OK;
 }
@@ -135,11 +159,13 @@ model_result model_load(const char *path, quay_allocator *allocator, bool show_p
   out_model->count = quay_safetensors_count(out_model->file);
   out_model->tensors = calloc(out_model->count + 1, sizeof(quay_buffer *));
   model_result result = MODEL_LOADED;
-  if (out_model->tensors == NULL) {
+  quay_copy_pair *runs = calloc(out_model->count + 1, sizeof *runs);
+  if (out_model->tensors == NULL || runs == NULL) {
     result = MODEL_NO_MEMORY;
-  } else if (fill(out_model, allocator, show_progress) != QUAY_OK) {
+  } else if (fill(out_model, allocator, runs, show_progress) != QUAY_OK) {
     result = MODEL_FAILED;
   }
+  free(runs);
   if (result != MODEL_LOADED)
     model_release(out_model);
   return result;

@@ -1,0 +1,219 @@
+/* Many copies at once: checked together, neighbours joined, small ones gathered, the rest moved one
+ * after the other. */
+#include <stdio.h>
+#include <string.h>
+
+#include "core/arguments.h"
+#include "core/checked.h"
+#include "core/copy_check.h"
+#include "core/copy_gather.h"
+#include "core/copy_stream.h"
+#include "core/error.h"
+#include "core/hazard.h"
+#include "core/os.h"
+#include "core/thread.h"
+
+static const quay_copy_options defaults;
+
+/* What is left after joining, and how far the progress has come. */
+typedef struct many {
+  quay__stream_pair *pairs;
+  size_t count;
+  const quay_copy_options *options;
+  uint64_t done, total; /* bytes */
+  bool moved;           /* some bytes of a destination may have changed */
+} many;
+
+static quay_status check_pair(const quay_copy_pair *pair, const quay_copy_options *options) {
+  const char *const function = "quay_copy_many";
+  if (pair->destination == NULL || pair->source == NULL) {
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "%s: the %s is NULL", function,
+                      pair->destination == NULL ? "destination" : "source");
+  }
+  QUAY_TRY(quay__copy_check(function, pair->destination, pair->destination_offset, pair->source,
+                            pair->source_offset, pair->size, options));
+  QUAY_TRY(quay__copy_check_threads(pair->size));
+  return quay__storage_check_readable(pair->source->storage);
+}
+
+static quay_status check_all(const quay_copy_pair *pairs, size_t count, many *out) {
+  for (size_t i = 0; i < count; i++) {
+    quay_status status = check_pair(&pairs[i], out->options);
+    if (status == QUAY_OK && !quay__add(out->total, pairs[i].size, &out->total)) {
+      status = quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                          "quay_copy_many: the sizes add up to more than 2^64-1 bytes");
+    }
+    if (status != QUAY_OK)
+      return quay__error_append(" (pair %zu of %zu)", i, count);
+  }
+  /* Last, since it allocates. */
+  for (size_t i = 0; i < count; i++) {
+    if (quay__storage_make_writable(pairs[i].destination->storage) != QUAY_OK)
+      return quay__error_append(" (pair %zu of %zu)", i, count);
+  }
+  return QUAY_OK;
+}
+
+/* Joining. */
+
+static bool joins(const quay__stream_pair *before, const quay__stream_pair *after) {
+  uint64_t size;
+  return before->destination.storage == after->destination.storage &&
+         before->source.storage == after->source.storage &&
+         before->destination.side.offset + before->size == after->destination.side.offset &&
+         before->source.side.offset + before->size == after->source.side.offset &&
+         before->destination.storage != before->source.storage &&
+         quay__add(before->size, after->size, &size);
+}
+
+static void join_all(const quay_copy_pair *pairs, size_t count, many *out) {
+  for (size_t i = 0; i < count; i++) {
+    const quay_copy_pair *pair = &pairs[i];
+    if (pair->size == 0)
+      continue;
+    const quay__stream_pair next = {
+        .destination = {quay__copy_side(pair->destination, pair->destination_offset),
+                        pair->destination->storage},
+        .source = {quay__copy_side(pair->source, pair->source_offset), pair->source->storage},
+        .size = pair->size,
+    };
+    if (out->count != 0 && joins(&out->pairs[out->count - 1], &next))
+      out->pairs[out->count - 1].size += next.size;
+    else
+      out->pairs[out->count++] = next;
+  }
+}
+
+/* Moving, on the host's time. */
+
+static bool tell(void *user, uint64_t done, uint64_t total) {
+  const many *all = user;
+  (void)total;
+  return all->options->progress(all->options->progress_user, all->done + done, all->total);
+}
+
+static quay_status move_one(many *all, const quay__stream_pair *pair) {
+  quay_copy_options options = *all->options;
+  if (options.progress != NULL) {
+    options.progress = tell;
+    options.progress_user = all;
+  }
+  bool moved = false;
+  const quay_status status =
+      quay__route_copy(&pair->destination.side, &pair->source.side, pair->size, &options, &moved);
+  all->moved = all->moved || moved || status == QUAY_OK;
+  all->done += pair->size;
+  return status;
+}
+
+/* How many pairs from `first` on can be gathered together. */
+static size_t gatherable(const many *all, size_t first) {
+  const quay_allocator *to = all->pairs[first].destination.side.allocator;
+  size_t count = 0;
+  while (first + count < all->count) {
+    const quay__stream_pair *pair = &all->pairs[first + count];
+    if (pair->destination.side.allocator != to ||
+        !quay__gathers(&pair->destination.side, &pair->source.side, pair->size))
+      break;
+    count++;
+  }
+  return count;
+}
+
+static quay_status gather(many *all, size_t first, size_t count, bool *out_done) {
+  *out_done = false;
+  quay__gather_piece *pieces = quay__os_calloc(count, sizeof pieces[0]);
+  if (pieces == NULL)
+    return QUAY_OK; /* they can go one by one */
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < count; i++) {
+    const quay__stream_pair *pair = &all->pairs[first + i];
+    pieces[i] = (quay__gather_piece){pair->destination.side, pair->source.side, pair->size};
+    bytes += pair->size;
+  }
+  bool moved = false;
+  quay_status status = quay__gather(pieces, count, out_done, &moved);
+  quay__os_free(pieces);
+  all->moved = all->moved || moved;
+  if (status != QUAY_OK || !*out_done)
+    return status;
+  all->done += bytes;
+  return quay__copy_progress(all->options, all->done, all->total);
+}
+
+static quay_status wait_for_hazards(const many *all) {
+  for (size_t i = 0; i < all->count; i++) {
+    const quay__stream_pair *pair = &all->pairs[i];
+    QUAY_TRY(
+        quay__hazards_wait(pair->source.storage, pair->source.side.offset, pair->size, QUAY_READ));
+    QUAY_TRY(quay__hazards_wait(pair->destination.storage, pair->destination.side.offset,
+                                pair->size, QUAY_WRITE));
+  }
+  return QUAY_OK;
+}
+
+static quay_status move_now(many *all) {
+  QUAY_TRY(wait_for_hazards(all));
+  for (size_t i = 0; i < all->count;) {
+    const size_t count = gatherable(all, i);
+    bool done = false;
+    if (count > 1)
+      QUAY_TRY(gather(all, i, count, &done));
+    if (!done)
+      QUAY_TRY(move_one(all, &all->pairs[i]));
+    i += done ? count : 1;
+  }
+  return QUAY_OK;
+}
+
+/* In the order of a stream: at once where all can be submitted to it. */
+static quay_status move_on_stream(many *all, const quay_copy_pair *pairs, size_t count) {
+  bool submits = true;
+  for (size_t i = 0; i < all->count && submits; i++)
+    submits = quay__stream_submits(&all->pairs[i], all->options);
+  if (submits)
+    return quay__stream_copy_many(all->pairs, all->count, all->options);
+  for (size_t i = 0; i < count; i++) {
+    QUAY_TRY(quay_buffer_copy_region(pairs[i].destination, pairs[i].destination_offset,
+                                     pairs[i].source, pairs[i].source_offset, pairs[i].size,
+                                     all->options));
+  }
+  return QUAY_OK;
+}
+
+static quay_status sync_all(const many *all) {
+  for (size_t i = 0; i < all->count; i++) {
+    const quay__side *side = &all->pairs[i].destination.side;
+    QUAY_TRY(side->allocator->vtable.flush(side->allocator, side->raw, side->offset,
+                                           all->pairs[i].size));
+  }
+  return QUAY_OK;
+}
+
+quay_status quay_copy_many(const quay_copy_pair *pairs, size_t count,
+                           const quay_copy_options *options) {
+  QUAY__MARK_CALLER();
+  if (count == 0)
+    return QUAY_OK;
+  QUAY__REQUIRE(pairs);
+  many all = {.options = options != NULL ? options : &defaults};
+  QUAY_TRY(check_all(pairs, count, &all));
+  if (all.total == 0)
+    return QUAY_OK;
+  all.pairs = quay__os_calloc(count, sizeof all.pairs[0]);
+  if (all.pairs == NULL)
+    return quay__fail_out_of_memory((uint64_t)count * sizeof all.pairs[0], "many copies");
+  join_all(pairs, count, &all);
+  quay_status status;
+  if (all.options->stream != NULL) {
+    status = move_on_stream(&all, pairs, count);
+  } else {
+    status = move_now(&all);
+    if (status != QUAY_OK)
+      status = quay__copy_failed(all.moved);
+    if (status == QUAY_OK && all.options->sync)
+      status = sync_all(&all);
+  }
+  quay__os_free(all.pairs);
+  return status;
+}

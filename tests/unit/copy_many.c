@@ -1,0 +1,248 @@
+/* Many copies at once: what is checked before, what is joined, what is gathered, what is left when
+ * something fails. */
+#include <criterion/criterion.h>
+#include <quay/quay.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim_cuda/control.h"
+#include "support/files.h"
+#include "support/late/late.h"
+#include "support/pattern.h"
+
+static const simcuda_control *sim;
+
+static void find_driver(void) {
+  sim = simcuda_control_get();
+  cr_assert_not_null(sim, "the test needs the simulated driver");
+  test_files_begin();
+}
+
+static void check_driver(void) {
+  MUST(quay_shutdown());
+  simcuda_census left;
+  sim->count(&left);
+  cr_expect_eq(left.host_bytes + left.device_bytes, 0u);
+  cr_expect_eq(left.streams + left.events + left.retains, 0u);
+  simcuda_violation violation = {.message = ""};
+  cr_expect_eq(sim->violations(&violation, 1), 0u, "%s", violation.message);
+  test_files_end();
+}
+
+TestSuite(copy_many, .init = find_driver, .fini = check_driver);
+
+enum {
+  TENSORS = 50,
+  TENSOR = 1000,
+  FILE_SIZE = TENSORS * TENSOR,
+};
+
+/* Tensors of a mapped file, each to a buffer of its own. */
+typedef struct model {
+  quay_allocator *allocator;
+  quay_buffer *file;
+  quay_buffer *tensors[TENSORS];
+  quay_copy_pair pairs[TENSORS];
+} model;
+
+static model open_model(const char *spec) {
+  model m = {.allocator = open_spec(spec),
+             .file = test_map(test_file("model", FILE_SIZE, 7), QUAY_MAP_READ_ONLY)};
+  for (int i = 0; i < TENSORS; i++) {
+    m.tensors[i] = pattern_buffer(m.allocator, TENSOR, 1);
+    m.pairs[i] = (quay_copy_pair){.destination = m.tensors[i],
+                                  .source = m.file,
+                                  .source_offset = (uint64_t)i * TENSOR,
+                                  .size = TENSOR};
+  }
+  return m;
+}
+
+static void check_model(const model *m) {
+  for (int i = 0; i < TENSORS; i++) {
+    unsigned char bytes[TENSOR];
+    MUST(quay_buffer_copy_out(m->tensors[i], bytes, TENSOR));
+    cr_assert(test_matches(bytes, TENSOR, (uint64_t)i * TENSOR, 7), "tensor %d", i);
+  }
+}
+
+static void close_model(model *m) {
+  for (int i = 0; i < TENSORS; i++)
+    quay_buffer_release(m->tensors[i]);
+  quay_buffer_release(m->file);
+  quay_allocator_release(m->allocator);
+}
+
+static void check_arrives(const char *spec) {
+  model m = open_model(spec);
+  MUST(quay_copy_many(m.pairs, TENSORS, NULL));
+  check_model(&m);
+  close_model(&m);
+}
+
+Test(copy_many, every_byte_arrives_in_every_kind_of_memory) {
+  check_arrives("cpu");
+  check_arrives("cuda:0");
+  check_arrives("cuda:0,memory=pinned");
+  check_arrives("track+cuda:1");
+  check_arrives("fault:nth=100000+cuda:0");
+}
+
+Test(copy_many, small_tensors_of_a_file_go_to_a_device_in_one_batch) {
+  model m = open_model("cuda:0");
+  const uint64_t batches = sim->calls("cuMemcpyBatchAsync_v2");
+  const uint64_t single = sim->calls("cuMemcpyHtoDAsync_v2");
+  const uint64_t waits = sim->calls("cuStreamSynchronize");
+  MUST(quay_copy_many(m.pairs, TENSORS, NULL));
+  cr_assert_eq(sim->calls("cuMemcpyBatchAsync_v2") - batches, 1u);
+  cr_assert_eq(sim->calls("cuMemcpyHtoDAsync_v2"), single);
+  cr_assert_eq(sim->calls("cuStreamSynchronize") - waits, 1u);
+  check_model(&m);
+  close_model(&m);
+}
+
+Test(copy_many, neighbours_on_both_sides_become_one_copy) {
+  quay_allocator *allocator = open_spec("cuda:0");
+  quay_buffer *file = test_map(test_file("model", FILE_SIZE, 7), QUAY_MAP_READ_ONLY);
+  quay_buffer *to = pattern_buffer(allocator, FILE_SIZE, 1);
+  quay_copy_pair pairs[TENSORS];
+  for (int i = 0; i < TENSORS; i++) {
+    const uint64_t at = (uint64_t)i * TENSOR;
+    pairs[i] = (quay_copy_pair){to, at, file, at, TENSOR};
+  }
+  const uint64_t before = sim->calls("cuMemcpyHtoDAsync_v2") + sim->calls("cuMemcpyBatchAsync_v2");
+  MUST(quay_copy_many(pairs, TENSORS, NULL));
+  const uint64_t after = sim->calls("cuMemcpyHtoDAsync_v2") + sim->calls("cuMemcpyBatchAsync_v2");
+  cr_assert_eq(after - before, 1u);
+  cr_assert(test_buffer_is(to, 0, 7));
+  quay_buffer_release(to);
+  quay_buffer_release(file);
+  quay_allocator_release(allocator);
+}
+
+Test(copy_many, a_bad_pair_anywhere_is_named_and_nothing_moves) {
+  model m = open_model("cpu");
+  m.pairs[TENSORS - 1].size = TENSOR + 1;
+  MUST_FAIL(quay_copy_many(m.pairs, TENSORS, NULL), OUT_OF_RANGE);
+  cr_assert_not_null(strstr(quay_last_error()->message, "pair 49 of 50"), "%s",
+                     quay_last_error()->message);
+  m.pairs[TENSORS - 1].source = NULL;
+  MUST_FAIL(quay_copy_many(m.pairs, TENSORS, NULL), INVALID_ARGUMENT);
+  MUST_FAIL(quay_copy_many(NULL, 1, NULL), INVALID_ARGUMENT);
+  for (int i = 0; i < TENSORS; i++)
+    pattern_check_buffer(m.tensors[i], 0, 1);
+  close_model(&m);
+}
+
+Test(copy_many, no_pairs_and_no_bytes_are_nothing_to_do) {
+  quay_buffer *empty = pattern_buffer(NULL, 0, 1), *full = pattern_buffer(NULL, 10, 2);
+  MUST(quay_copy_many(NULL, 0, NULL));
+  const quay_copy_pair pairs[] = {{empty, 0, empty, 0, 0}, {full, 10, empty, 0, 0}};
+  MUST(quay_copy_many(pairs, 2, NULL));
+  pattern_check_buffer(full, 0, 2);
+  quay_buffer_release(empty);
+  quay_buffer_release(full);
+}
+
+typedef struct told {
+  uint64_t last, total;
+} told;
+
+static bool note(void *user, uint64_t done, uint64_t total) {
+  told *seen = user;
+  cr_assert_geq(done, seen->last);
+  seen->last = done;
+  seen->total = total;
+  return true;
+}
+
+static bool stop(void *user, uint64_t done, uint64_t total) {
+  (void)user;
+  (void)done;
+  (void)total;
+  return false;
+}
+
+Test(copy_many, progress_is_told_of_all_pairs_together_and_can_stop_them) {
+  static const char *const specs[] = {"cpu", "cuda:0"};
+  for (int i = 0; i < 2; i++) {
+    model m = open_model(specs[i]);
+    told seen = {.last = 0};
+    const quay_copy_options options = {.progress = note, .progress_user = &seen};
+    MUST(quay_copy_many(m.pairs, TENSORS, &options));
+    cr_assert_eq(seen.last, (uint64_t)FILE_SIZE);
+    cr_assert_eq(seen.total, (uint64_t)FILE_SIZE);
+    MUST_FAIL(quay_copy_many(m.pairs, TENSORS, &(quay_copy_options){.progress = stop}), CANCELLED);
+    close_model(&m);
+  }
+}
+
+/* On the stream of a backend whose streams run late. */
+static void check_on_stream(quay_allocator *allocator, quay_allocator *pinned) {
+  quay_stream *stream = NULL;
+  MUST(quay_stream_create(quay_allocator_device(allocator), NULL, &stream));
+  quay_buffer *from = pattern_buffer(pinned, FILE_SIZE, 5);
+  quay_buffer *to[TENSORS];
+  quay_copy_pair pairs[TENSORS];
+  for (int i = 0; i < TENSORS; i++) {
+    to[i] = pattern_buffer(allocator, TENSOR, 1);
+    pairs[i] = (quay_copy_pair){to[i], 0, from, (uint64_t)(TENSORS - 1 - i) * TENSOR, TENSOR};
+  }
+  MUST(quay_copy_many(pairs, TENSORS, &(quay_copy_options){.stream = stream}));
+  quay_buffer_release(from); /* kept until the copies are done */
+  for (int i = 0; i < TENSORS; i++) {
+    pattern_check_buffer(to[i], (uint64_t)(TENSORS - 1 - i) * TENSOR, 5);
+    quay_buffer_release(to[i]);
+  }
+  quay_stream_release(stream);
+  MUST(quay_collect(NULL));
+}
+
+Test(copy_many, on_a_stream_all_are_submitted_and_recorded_with_one_event) {
+  quay_allocator *device = open_spec("cuda:0"), *pinned = open_spec("cuda:0,memory=pinned");
+  const uint64_t events = sim->calls("cuEventRecord");
+  check_on_stream(device, pinned);
+  cr_assert_leq(sim->calls("cuEventRecord") - events, 3u);
+  quay_allocator_release(device);
+  quay_allocator_release(pinned);
+}
+
+Test(copy_many, on_a_late_stream_every_use_waits_for_its_copy) {
+  MUST(late_register(NULL));
+  quay_allocator *device = open_spec("late:0"), *pinned = open_spec("late:0,memory=pinned");
+  check_on_stream(device, pinned);
+  cr_assert_eq(late_violations(NULL, 0), 0u);
+  quay_allocator_release(device);
+  quay_allocator_release(pinned);
+  MUST(late_unregister());
+}
+
+Test(copy_many, a_failing_batch_says_that_bytes_are_undefined_and_the_next_one_is_whole) {
+  static const char *const calls[] = {"cuMemcpyBatchAsync_v2", "cuStreamSynchronize",
+                                      "cuEventRecord"};
+  model m = open_model("cuda:0");
+  for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    sim->fail(calls[i], 1, 999);
+    cr_assert_neq(quay_copy_many(m.pairs, TENSORS, NULL), QUAY_OK, "%s", calls[i]);
+    cr_assert_not_null(strstr(quay_last_error()->message, "undefined"), "%s",
+                       quay_last_error()->message);
+    MUST(quay_copy_many(m.pairs, TENSORS, NULL));
+    check_model(&m);
+  }
+  close_model(&m);
+}
+
+static void find_old_driver(void) {
+  cr_assert_eq(setenv("SIMCUDA_MISSING", "cuMemcpyBatchAsync", 1), 0);
+  find_driver();
+}
+
+Test(copy_many, where_the_driver_has_no_batches_the_pieces_go_one_by_one_with_one_wait,
+     .init = find_old_driver) {
+  model m = open_model("cuda:0");
+  const uint64_t waits = sim->calls("cuStreamSynchronize");
+  MUST(quay_copy_many(m.pairs, TENSORS, NULL));
+  cr_assert_eq(sim->calls("cuStreamSynchronize") - waits, 1u);
+  check_model(&m);
+  close_model(&m);
+}

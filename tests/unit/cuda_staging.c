@@ -1,0 +1,472 @@
+/* Staged copies of the CUDA backend on the simulated driver: page-locked slots, transfers on
+ * streams, several threads, failures of each call. Each test ends with a shutdown that must leave
+ * nothing in the driver. */
+#include <criterion/criterion.h>
+#include <pthread.h>
+#include <quay/quay.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/os.h"
+#include "core/staging_tuning.h"
+#include "sim_cuda/control.h"
+#include "support/files.h"
+#include "support/pattern.h"
+
+#define KIB UINT64_C(1024)
+#define MIB (KIB * 1024)
+
+static const simcuda_control *sim;
+
+static void setup(void) {
+  setenv("QUAY_COPY_THREADS", "4", 1);
+  sim = simcuda_control_get();
+  cr_assert_not_null(sim, "the test needs the simulated driver");
+  test_files_begin();
+}
+
+static void teardown(void) {
+  MUST(quay_shutdown());
+  simcuda_census left;
+  sim->count(&left);
+  cr_expect_eq(left.host_bytes + left.device_bytes, 0u, "%llu bytes of host memory are left",
+               (unsigned long long)left.host_bytes);
+  cr_expect_eq(left.streams + left.events + left.retains, 0u);
+  simcuda_violation violation = {.message = ""};
+  cr_expect_eq(sim->violations(&violation, 1), 0u, "%s", violation.message);
+  test_files_end();
+}
+
+TestSuite(cuda_staging, .init = setup, .fini = teardown);
+
+/* Pieces so small that a copy of a few MiB uses every slot many times. */
+static const quay__staging_tuning small = {
+    .chunk = 64 * KIB,
+    .ramp = 16 * KIB,
+    .join_least = 128 * KIB,
+    .join_most = 256 * KIB,
+    .in_flight_least = 128 * KIB,
+    .first_segment = 256 * KIB,
+    .segment = 512 * KIB,
+    .slots_per_thread = 3,
+};
+
+static uint64_t pinned_bytes(void) {
+  simcuda_census now;
+  sim->count(&now);
+  return now.host_bytes;
+}
+
+/* Reads that wait until so many threads are at it. */
+static atomic_uint readers_wanted, readers, most_readers;
+
+ssize_t __real_quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
+ssize_t __wrap_quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
+
+ssize_t __wrap_quay__os_pread(int file, void *buffer, size_t size, uint64_t offset) {
+  if (atomic_load(&readers_wanted) == 0)
+    return __real_quay__os_pread(file, buffer, size, offset);
+  const unsigned now = atomic_fetch_add(&readers, 1) + 1;
+  if (now > atomic_load(&most_readers))
+    atomic_store(&most_readers, now);
+  /* For a while only: the last chunks have fewer. */
+  for (int i = 0; i < 300 && atomic_load(&most_readers) < atomic_load(&readers_wanted); i++)
+    nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+  const ssize_t got = __real_quay__os_pread(file, buffer, size, offset);
+  atomic_fetch_sub(&readers, 1);
+  return got;
+}
+
+/* Bytes. */
+
+/* A file to the device, from there to memory, back, and to another file. */
+static void check_round(quay_allocator *device, uint64_t size) {
+  quay_buffer *file = test_map(test_file("in", size, 3), QUAY_MAP_READ_ONLY);
+  quay_buffer *there = pattern_buffer(device, size, 1), *again = pattern_buffer(device, size, 4);
+  MUST(quay_buffer_copy_from(there, file));
+  unsigned char *bytes = malloc(size + 1);
+  memset(bytes, 0x77, size + 1);
+  MUST(quay_buffer_copy_out(there, bytes, size));
+  cr_assert(test_matches(bytes, size, 0, 3), "%llu bytes from the file", (unsigned long long)size);
+  cr_assert_eq(bytes[size], 0x77);
+  MUST(quay_buffer_copy_in(again, bytes, size));
+  MUST(quay_buffer_save(again, test_path("out"), &(quay_save_options){.no_sync = true}));
+  cr_assert(test_file_is(test_path("out"), size, 3), "%llu bytes to a file",
+            (unsigned long long)size);
+  cr_assert_eq(unlink(test_path("in")), 0);
+  free(bytes);
+  quay_buffer_release(file);
+  quay_buffer_release(there);
+  quay_buffer_release(again);
+}
+
+static void check_sizes(const char *spec, const uint64_t *sizes, int count) {
+  quay_allocator *device = open_spec(spec);
+  for (int i = 0; i < count; i++)
+    check_round(device, sizes[i]);
+  quay_allocator_release(device);
+}
+
+Test(cuda_staging, every_byte_arrives_around_the_sizes_of_chunks_slots_and_threads) {
+  static const uint64_t sizes[] = {65537,       262143,      262144,       262145,
+                                   2 * MIB - 1, 2 * MIB + 1, 4 * MIB + 77, 33 * MIB + 12345};
+  check_sizes("cuda:0", sizes, 8);
+}
+
+Test(cuda_staging, every_byte_arrives_when_slots_are_used_again_and_again) {
+  static const uint64_t sizes[] = {65537, 100 * KIB, 2 * MIB, 5 * MIB + 4321};
+  quay__staging_tuning_set(&small);
+  check_sizes("cuda:0", sizes, 4);
+  check_sizes("track+cuda:0,memory=managed", sizes, 4);
+}
+
+Test(cuda_staging, every_byte_arrives_within_a_tiny_budget) {
+  static const uint64_t sizes[] = {65537, 2 * MIB, 3 * MIB + 4321};
+  setenv("QUAY_STAGING_BYTES", "64KiB", 1);
+  check_sizes("cuda:0", sizes, 3);
+  cr_assert_leq(pinned_bytes(), 64 * KIB + 4 * 64 * KIB); /* and the lanes' */
+}
+
+Test(cuda_staging, windows_at_odd_offsets_leave_their_neighbours_alone) {
+  quay_allocator *device = open_spec("cuda:0");
+  const uint64_t size = 4 * MIB, from = 12347, to = 777, part = 3 * MIB + 5;
+  quay_buffer *file = test_map(test_file("in", size, 3), QUAY_MAP_READ_ONLY);
+  quay_buffer *there = pattern_buffer(device, size, 1);
+  MUST(quay_buffer_copy_region(there, to, file, from, part, NULL));
+  unsigned char *bytes = malloc(size);
+  MUST(quay_buffer_copy_out(there, bytes, size));
+  pattern_check(bytes, 0, to, 1);
+  cr_assert(test_matches(bytes + to, part, from, 3));
+  pattern_check(bytes + to + part, to + part, size - to - part, 1);
+  free(bytes);
+  quay_buffer_release(file);
+  quay_buffer_release(there);
+  quay_allocator_release(device);
+}
+
+static void without_peers(void) {
+  setenv("SIMCUDA_PEERS", "none", 1);
+  setup();
+}
+
+Test(cuda_staging, devices_that_are_no_peers_copy_through_slots_on_both_streams,
+     .init = without_peers) {
+  quay__staging_tuning_set(&small);
+  quay_allocator *one = open_spec("cuda:0"), *two = open_spec("cuda:1");
+  quay_buffer *from = pattern_buffer(one, 3 * MIB + 99, 5);
+  quay_buffer *to = pattern_buffer(two, 3 * MIB + 99, 6);
+  quay_copy_plan_info plan;
+  MUST(quay_copy_plan(to, 0, from, 0, 3 * MIB + 99, NULL, &plan));
+  cr_assert_eq(plan.route, QUAY_ROUTE_STAGED);
+  const uint64_t waits = sim->calls("cuStreamSynchronize");
+  MUST(quay_buffer_copy_from(to, from));
+  cr_assert_eq(sim->calls("cuStreamSynchronize"), waits, "a leg was copied by blocking calls");
+  pattern_check_buffer(to, 0, 5);
+  quay_buffer_release(from);
+  quay_buffer_release(to);
+  quay_allocator_release(one);
+  quay_allocator_release(two);
+}
+
+/* Plans. */
+
+Test(cuda_staging, a_file_is_read_by_as_many_threads_into_as_many_slots_as_the_plan_says) {
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *file = test_map(test_file("in", 40 * MIB, 3), QUAY_MAP_READ_ONLY);
+  quay_buffer *there = pattern_buffer(device, 40 * MIB, 1);
+  quay_copy_plan_info plan;
+  MUST(quay_copy_plan(there, 0, file, 0, 40 * MIB, NULL, &plan));
+  cr_assert_eq(plan.route, QUAY_ROUTE_STAGED);
+  cr_assert_eq(plan.threads, 4u);
+  quay__staging_report report;
+  quay__staging_report_to(&report);
+  atomic_store(&readers_wanted, plan.threads);
+  MUST(quay_buffer_copy_from(there, file));
+  atomic_store(&readers_wanted, 0);
+  quay__staging_report_to(NULL);
+  cr_assert_eq(atomic_load(&most_readers), plan.threads);
+  cr_assert_eq(report.threads, plan.threads);
+  cr_assert_leq(report.slots * plan.chunk, plan.staging_bytes);
+  quay_buffer_release(file);
+  quay_buffer_release(there);
+  quay_allocator_release(device);
+}
+
+/* A copy may be done before it has made memory for all of its slots, which are kept: so one of the
+ * next ones has all. None has more. */
+static void check_report(quay_buffer *to, const quay_buffer *from, uint64_t size, uint64_t budget) {
+  quay_copy_plan_info plan;
+  MUST(quay_copy_plan(to, 0, from, 0, size, NULL, &plan));
+  cr_assert_leq(plan.staging_bytes, budget);
+  quay__staging_report report = {.slots = 0};
+  quay__staging_report_to(&report);
+  for (int i = 0; i < 20 && report.slots * plan.chunk < plan.staging_bytes; i++) {
+    MUST(quay_buffer_copy_region(to, 0, from, 0, size, NULL));
+    cr_assert_leq(report.threads, plan.threads);
+    cr_assert_leq(report.slots * plan.chunk, plan.staging_bytes);
+    cr_assert_geq(report.chunks, size / plan.chunk);
+    cr_assert_gt(report.transfers, 0u);
+  }
+  quay__staging_report_to(NULL);
+  cr_assert_eq(report.slots * plan.chunk, plan.staging_bytes, "%u slots of %llu, %llu planned",
+               report.slots, (unsigned long long)plan.chunk,
+               (unsigned long long)plan.staging_bytes);
+}
+
+Test(cuda_staging, pageable_copies_hold_what_their_plan_says) {
+  static const uint64_t sizes[] = {100 * KIB, MIB, 9 * MIB, 40 * MIB};
+  static const char *const budgets[] = {"64KiB", "1MiB", "64MiB"};
+  static const uint64_t bytes[] = {64 * KIB, MIB, 64 * MIB};
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *there = pattern_buffer(device, 40 * MIB, 1),
+              *here = pattern_buffer(NULL, 40 * MIB, 2);
+  for (int i = 0; i < 4; i++) {
+    for (int b = 0; b < 3; b++) {
+      setenv("QUAY_STAGING_BYTES", budgets[b], 1);
+      check_report(there, here, sizes[i], bytes[b]);
+      check_report(here, there, sizes[i], bytes[b]);
+    }
+  }
+  quay_buffer_release(there);
+  quay_buffer_release(here);
+  quay_allocator_release(device);
+}
+
+/* Page-locked memory. */
+
+Test(cuda_staging, slots_are_page_locked_once_and_given_back_when_collected) {
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *there = pattern_buffer(device, 20 * MIB, 1),
+              *here = pattern_buffer(NULL, 20 * MIB, 2);
+  MUST(quay_buffer_copy_from(there, here));
+  MUST(quay_buffer_copy_from(there, here)); /* the first one may have ended before it had all */
+  const uint64_t locked = sim->calls("cuMemHostRegister_v2"),
+                 streams = sim->calls("cuStreamCreateWithPriority");
+  cr_assert_gt(locked, 0u);
+  for (int i = 0; i < 3; i++)
+    MUST(quay_buffer_copy_from(there, here));
+  cr_assert_eq(sim->calls("cuMemHostRegister_v2"), locked);
+  cr_assert_eq(sim->calls("cuStreamCreateWithPriority"), streams);
+  cr_assert_leq(pinned_bytes(), 65 * MIB);
+  uint64_t bytes = 0;
+  MUST(quay_collect(&bytes));
+  cr_assert_geq(bytes, 16 * MIB);
+  cr_assert_eq(sim->calls("cuMemHostUnregister"), locked);
+  cr_assert_lt(pinned_bytes(), MIB); /* lanes have a little */
+  MUST(quay_buffer_copy_from(here, there));
+  pattern_check_buffer(here, 0, 2);
+  quay_buffer_release(there);
+  quay_buffer_release(here);
+  quay_allocator_release(device);
+}
+
+Test(cuda_staging, a_refusal_to_page_lock_is_told_by_the_plan_and_tried_again_after_collecting) {
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *there = pattern_buffer(device, 100, 1), *here = pattern_buffer(NULL, 5 * MIB, 2);
+  quay_buffer *file = test_map(test_file("in", 5 * MIB, 3), QUAY_MAP_READ_ONLY);
+  quay_buffer_release(there);
+  sim->fail("cuMemHostRegister_v2", 1, 2);
+  there = pattern_buffer(device, 5 * MIB, 1);
+  cr_assert_eq(sim->failed(), 1u);
+  quay_copy_plan_info plan;
+  MUST(quay_copy_plan(there, 0, here, 0, 5 * MIB, NULL, &plan));
+  cr_assert_not_null(strstr(plan.reason, "refused to page-lock"), "%s", plan.reason);
+  cr_assert_eq(plan.staging_bytes, 0u);
+  const uint64_t asked = sim->calls("cuMemHostRegister_v2");
+  MUST(quay_buffer_copy_from(there, file));
+  cr_assert(test_buffer_is(there, 0, 3));
+  cr_assert_eq(sim->calls("cuMemHostRegister_v2"), asked);
+  MUST(quay_collect(NULL));
+  MUST(quay_buffer_copy_from(there, here));
+  cr_assert_gt(sim->calls("cuMemHostRegister_v2"), asked);
+  pattern_check_buffer(there, 0, 2);
+  quay_buffer_release(there);
+  quay_buffer_release(here);
+  quay_buffer_release(file);
+  quay_allocator_release(device);
+}
+
+Test(cuda_staging, a_reset_device_makes_its_slots_anew) {
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *here = pattern_buffer(NULL, 5 * MIB, 2), *there = pattern_buffer(device, 5 * MIB, 1);
+  quay_buffer_release(there);
+  MUST(quay_device_reset(quay_allocator_device(device)));
+  there = pattern_buffer(device, 5 * MIB, 1);
+  MUST(quay_buffer_copy_from(there, here));
+  pattern_check_buffer(there, 0, 2);
+  quay_buffer_release(there);
+  quay_buffer_release(here);
+  quay_allocator_release(device);
+}
+
+/* Order. */
+
+Test(cuda_staging, a_pageable_copy_on_a_stream_comes_after_what_was_submitted_to_it) {
+  quay__staging_tuning_set(&small);
+  quay_allocator *device = open_spec("cuda:0");
+  quay_stream *stream = NULL;
+  MUST(quay_stream_create(quay_allocator_device(device), NULL, &stream));
+  quay_buffer *here = pattern_buffer(NULL, 2 * MIB, 2), *there = pattern_buffer(device, 2 * MIB, 1);
+  const quay_copy_options options = {.stream = stream};
+  for (int i = 0; i < 5; i++) {
+    MUST(quay_buffer_fill_on(there, "abcd", 4, stream));
+    MUST(quay_buffer_copy_region(there, 0, here, 0, 2 * MIB, &options));
+    MUST(quay_stream_synchronize(stream));
+    pattern_check_buffer(there, 0, 2);
+  }
+  quay_buffer_release(there);
+  quay_buffer_release(here);
+  quay_stream_release(stream);
+  quay_allocator_release(device);
+}
+
+static bool stop_midway(void *user, uint64_t done, uint64_t total) {
+  (void)user;
+  return done < total / 2;
+}
+
+Test(cuda_staging, a_copy_that_is_stopped_leaves_nothing_in_flight) {
+  quay__staging_tuning_set(&small);
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *file = test_map(test_file("in", 4 * MIB, 3), QUAY_MAP_READ_ONLY);
+  quay_buffer *there = pattern_buffer(device, 4 * MIB, 1);
+  for (int i = 0; i < 10; i++) {
+    const quay_copy_options options = {.progress = stop_midway};
+    MUST_FAIL(quay_buffer_copy_region(there, 0, file, 0, 4 * MIB, &options), CANCELLED);
+    cr_assert_not_null(strstr(quay_last_error()->message, "undefined"));
+    simcuda_census now;
+    sim->count(&now);
+    cr_assert_eq(now.queued, 0u, "%llu operations are queued", (unsigned long long)now.queued);
+  }
+  MUST(quay_buffer_copy_from(there, file));
+  cr_assert(test_buffer_is(there, 0, 3));
+  quay_buffer_release(there);
+  quay_buffer_release(file);
+  quay_allocator_release(device);
+}
+
+Test(cuda_staging, a_file_that_is_shorter_than_its_mapping_is_an_error) {
+  quay_allocator *device = open_spec("cuda:0");
+  const char *path = test_file("in", 9 * MIB, 3);
+  quay_buffer *file = test_map(path, QUAY_MAP_READ_ONLY);
+  quay_buffer *there = pattern_buffer(device, 9 * MIB, 1);
+  test_truncate(test_path("in"), 8 * MIB + 5);
+  MUST_FAIL(quay_buffer_copy_from(there, file), IO);
+  quay_buffer_release(there);
+  quay_buffer_release(file);
+  quay_allocator_release(device);
+}
+
+/* Together. */
+
+typedef struct copier {
+  pthread_t thread;
+  unsigned number;
+} copier;
+
+static void *copy_rounds(void *argument) {
+  const copier *own = argument;
+  const uint64_t size = 300 * KIB + own->number * 77777;
+  quay_allocator *device = open_spec(own->number % 2 == 0 ? "cuda:0" : "cuda:1");
+  quay_buffer *there = pattern_buffer(device, size, own->number);
+  quay_buffer *here = pattern_buffer(NULL, size, own->number + 50);
+  for (unsigned round = 0; round < 4; round++) {
+    MUST(quay_buffer_copy_from(there, here));
+    MUST(quay_buffer_fill(here, "z", 1));
+    MUST(quay_buffer_copy_from(here, there));
+    pattern_check_buffer(here, 0, own->number + 50);
+  }
+  quay_buffer_release(there);
+  quay_buffer_release(here);
+  quay_allocator_release(device);
+  return NULL;
+}
+
+static void check_together(const char *budget) {
+  setenv("QUAY_STAGING_BYTES", budget, 1);
+  copier each[8];
+  for (unsigned i = 0; i < 8; i++) {
+    each[i].number = i;
+    cr_assert_eq(pthread_create(&each[i].thread, NULL, copy_rounds, &each[i]), 0);
+  }
+  for (unsigned i = 0; i < 8; i++)
+    pthread_join(each[i].thread, NULL);
+}
+
+Test(cuda_staging, eight_copies_to_two_devices_share_a_tiny_budget) {
+  check_together("64KiB");
+  quay__staging_tuning_set(&small);
+  check_together("256KiB");
+}
+
+/* Failure of each call of a scenario. */
+
+static bool scenario(void) {
+  quay_allocator *device = NULL;
+  quay_buffer *there = NULL, *file = NULL;
+  const uint64_t size = 700 * KIB;
+  unsigned char *bytes = calloc(1, size);
+  quay_status status = quay_map_file(test_path("in"), NULL, &file);
+  if (status == QUAY_OK)
+    status = quay_allocator_open("cuda:0", &device);
+  if (status == QUAY_OK)
+    status = quay_buffer_create(device, QUAY_U8, 1, (int64_t[]){(int64_t)size}, NULL, &there);
+  if (status == QUAY_OK)
+    status = quay_buffer_copy_from(there, file);
+  if (status == QUAY_OK)
+    status = quay_buffer_copy_out(there, bytes, size);
+  bool good = status == QUAY_OK
+                  ? test_matches(bytes, size, 0, 3)
+                  : quay_last_error()->status == status && quay_last_error()->message[0] != '\0';
+  simcuda_census now;
+  sim->count(&now);
+  good = good && now.queued == 0;
+  quay_buffer_release(there);
+  quay_buffer_release(file);
+  quay_allocator_release(device);
+  free(bytes);
+  return good;
+}
+
+/* What the driver refused to take back is lost, and was logged: one thing at most. */
+static bool little_is_left(void) {
+  if (quay_shutdown() != QUAY_OK)
+    return false;
+  simcuda_census left;
+  sim->count(&left);
+  return left.allocations <= 1 && left.streams <= 1 && left.events <= 1 && left.retains <= 1 &&
+         sim->violations(NULL, 0) == 0;
+}
+
+static int run_with_failure(uint64_t nth) {
+  sim->fail(NULL, nth, 999);
+  const bool good = scenario();
+  const bool reached = sim->failed() != 0;
+  sim->fail(NULL, 0, 0);
+  if (!good || !scenario() || !little_is_left())
+    return 1;
+  return reached ? 0 : 2;
+}
+
+Test(cuda_staging, whichever_call_of_the_driver_fails_the_copy_ends_cleanly, .timeout = 300) {
+  setenv("QUAY_COPY_THREADS", "2", 1);
+  quay__staging_tuning_set(&small);
+  (void)test_file("in", 700 * KIB, 3);
+  int status = 0;
+  uint64_t nth = 1;
+  for (; status == 0; nth++) {
+    fflush(NULL);
+    const pid_t child = fork();
+    if (child == 0)
+      _exit(run_with_failure(nth));
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) != 1, "call %llu: status 0x%x",
+              (unsigned long long)nth, (unsigned)status);
+  }
+  cr_assert_gt(nth, 60u);
+}
