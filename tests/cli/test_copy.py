@@ -8,7 +8,7 @@ import subprocess
 import time
 import unittest
 
-from support.program import PROGRAM, SANITIZED, ProgramTest, pattern
+from support.program import PROGRAM, SANITIZED, SIMCUDA, ProgramTest, pattern
 
 BLOCK = 16 << 20
 
@@ -146,7 +146,8 @@ class Memory(ProgramTest):
         size = (4 << 30) if os.environ.get("QUAY_TEST_FULL") else (300 << 20)
         source = self.write("src", b"")
         os.truncate(source, size)
-        for via in ("cpu", f"mmap:{self.folder}"):
+        environment = {**os.environ, "QUAY_CUDA_LIBRARY": SIMCUDA}
+        for via in ("cpu", f"mmap:{self.folder}", *(["cuda:0"] if SIMCUDA else [])):
             with self.subTest(via=via):
                 subprocess.run(
                     [
@@ -161,6 +162,7 @@ class Memory(ProgramTest):
                     ],
                     stdout=subprocess.DEVNULL,
                     check=True,
+                    env=environment,
                 )
                 self.assertEqual(os.path.getsize(self.path("dst")), size)
                 self.assertLess(int(self.read("peak")), 100 * 1024, "KiB")

@@ -9,7 +9,7 @@ import subprocess
 import unicodedata
 import unittest
 
-from support.program import DATA, PROGRAM, ProgramTest, pattern, safetensors
+from support.program import DATA, PROGRAM, SANITIZED, SIMCUDA, ProgramTest, pattern, safetensors
 
 MIXED = os.path.join(DATA, "mixed.safetensors")
 TARGETS = ("cpu", "cpu:align=4096", "mmap:{folder}", "track+cpu", "track+mmap:{folder}")
@@ -29,6 +29,24 @@ DTYPES = {
     "torch.float8_e5m2": "F8_E5M2",
     "torch.complex64": "C64",
 }
+
+
+@unittest.skipIf(SANITIZED or not SIMCUDA, "a sanitizer takes memory of its own")
+class Memory(ProgramTest):
+    def test_a_file_is_loaded_to_a_device_in_bounded_memory(self):
+        size = (4 << 30) if os.environ.get("QUAY_TEST_FULL") else (200 << 20)
+        header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}})
+        source = self.write("model", struct.pack("<Q", len(header)) + header.encode())
+        os.truncate(source, 8 + len(header) + size)
+        subprocess.run(
+            [os.environ["QUAY_PEAK_MEMORY"], self.path("peak"), PROGRAM, "load", source,
+             "--to", "cuda:0"],
+            stdout=subprocess.DEVNULL,
+            check=True,
+            env={**os.environ, "QUAY_CUDA_LIBRARY": SIMCUDA},
+        )
+        # The simulated device's memory is this process's, too.
+        self.assertLess(int(self.read("peak")), (size >> 10) + 100 * 1024, "KiB")
 
 
 class Json(ProgramTest):

@@ -10,7 +10,7 @@ from support.program import DATA, PROGRAM, ProgramTest, run, safetensors
 
 MIXED = os.path.join(DATA, "mixed.safetensors")
 TRACE = os.path.join(DATA, "traces", "two_stream.csv.gz")
-COMMANDS = ("devices", "load", "copy", "replay")
+COMMANDS = ("devices", "load", "copy", "replay", "matrix")
 NAMES = ("track", "fault", "cpu", "mmap", "cuda", "vulkan")
 CPU_TAKES = ("cpu takes", "align=", "hugepages=")
 WRONG_BACKENDS = {
@@ -58,6 +58,7 @@ class Usage(ProgramTest):
             "load": ["--to", "--json", "--sha256", "--no-progress"],
             "copy": ["--via", "--no-progress"],
             "replay": ["--on", "--touch", "--json"],
+            "matrix": ["--between", "--size", "--json", "--svg"],
         }
         for command in COMMANDS:
             for option in ("--help", "-h"):
@@ -99,6 +100,7 @@ class Usage(ProgramTest):
         self.assertIn("'b'", self.misuse("load", "a", "b"))
         self.assertIn("'c'", self.misuse("copy", "a", "b", "c"))
         self.assertIn("'a'", self.misuse("devices", "a"))
+        self.assertIn("'a'", self.misuse("matrix", "a"))
 
     def test_options_may_follow_and_precede_the_file(self):
         for arguments in (["--json", MIXED], [MIXED, "--json"], ["--json", "--", MIXED]):
@@ -125,6 +127,8 @@ class Output(ProgramTest):
             ("copy", MIXED, self.path("out")),
             ("replay", TRACE, "--on", "cpu"),
             ("replay", TRACE, "--on", "cpu", "--json"),
+            ("matrix", "--between", "cpu", "--size", "1000"),
+            ("matrix", "--between", "cpu", "--size", "1000", "--json"),
         )
 
     def test_a_full_disk_is_a_failure(self):

@@ -9,7 +9,7 @@
 #include "program.h"
 
 static const subcommand *const commands[] = {&command_devices, &command_load, &command_copy,
-                                             &command_replay};
+                                             &command_replay,  &command_matrix};
 
 #define COMMAND_COUNT (sizeof commands / sizeof commands[0])
 
@@ -60,7 +60,7 @@ static const subcommand *find_command(const char *name) {
 
 static exit_status run_command(int argc, char **argv) {
   static const subcommand program = {
-      .name = "quay", .usage = "quay devices|load|copy|replay [ARGUMENTS], quay --help"};
+      .name = "quay", .usage = "quay devices|load|copy|replay|matrix [ARGUMENTS], quay --help"};
   if (argc < 2)
     return fail_usage(&program, "no command is named");
   if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)

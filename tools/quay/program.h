@@ -26,6 +26,7 @@ extern const subcommand command_devices;
 extern const subcommand command_load;
 extern const subcommand command_copy;
 extern const subcommand command_replay;
+extern const subcommand command_matrix;
 
 /* Prints one line "quay: ..." on stderr. Gives EXIT_FAILED. */
 exit_status fail(const char *format, ...) QUAY_PRINTF(1, 2);

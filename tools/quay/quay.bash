@@ -17,7 +17,7 @@ _quay() {
   fi
 
   case $prev in
-  --to | --via | --on)
+  --to | --via | --on | --between)
     _quay_specs "$cur"
     if declare -F __ltrim_colon_completions >/dev/null; then
       __ltrim_colon_completions "$cur"
@@ -29,7 +29,7 @@ _quay() {
   local command='' word
   for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
     case $word in
-    devices | load | copy | replay)
+    devices | load | copy | replay | matrix)
       command=$word
       break
       ;;
@@ -38,13 +38,14 @@ _quay() {
 
   local options
   case $command in
-  '') options='devices load copy replay --help --version' ;;
+  '') options='devices load copy replay matrix --help --version' ;;
   devices) options='--json --help' ;;
   load) options='--to --json --sha256 --no-progress --help' ;;
   copy) options='--via --no-progress --help' ;;
   replay) options='--on --touch --json --help' ;;
+  matrix) options='--between --size --json --svg --help' ;;
   esac
-  if [[ -z $command || $command == devices || $cur == -* ]]; then
+  if [[ -z $command || $command == devices || $cur == -* || ($command == matrix && $prev != --svg) ]]; then
     mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
     return
   fi

@@ -10,6 +10,8 @@ import unittest
 
 PROGRAM = os.environ["QUAY_PROGRAM"]
 DATA = os.environ["QUAY_TEST_DATA"]
+# The simulated CUDA driver; empty where the backend is not built.
+SIMCUDA = os.environ.get("QUAY_SIM_CUDA", "")
 SANITIZED = bool(os.environ.get("QUAY_TEST_SANITIZE"))
 
 
