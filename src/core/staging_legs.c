@@ -143,7 +143,8 @@ static void gather_filled(quay__ring *ring, run *out_run) {
   }
 }
 
-/* Whether to wait for more neighbours: the device has enough to do meanwhile. */
+/* Whether to wait for more neighbours, if `more` slots are still to come: the device has enough to
+ * do meanwhile, and when it has not, they go as they are. */
 static bool may_grow(const quay__ring *ring, const quay__leg *leg, uint64_t bytes, bool more) {
   return more && leg->in_flight >= ring->tuning->in_flight_least &&
          bytes < ring->tuning->join_least;
@@ -235,8 +236,7 @@ static bool submit_in(quay__ring *ring, bool by_helper, quay_status *out_status)
   gather_filled(ring, &slots);
   if (slots.count == 0)
     return false;
-  const bool more = quay__slots_count(ring, QUAY__SLOT_FILLING) != 0 ||
-                    (ring->claimed != ring->size && quay__slots_count(ring, QUAY__SLOT_EMPTY) != 0);
+  const bool more = ring->claimed != ring->size || quay__slots_count(ring, QUAY__SLOT_FILLING) != 0;
   if (may_grow(ring, leg, slots.bytes, more))
     return false;
   submit_run(ring, leg, &slots, by_helper, out_status);
@@ -248,7 +248,8 @@ static bool submit_out(quay__ring *ring, bool by_helper, quay_status *out_status
   if (leg->kind != QUAY__LEG_STREAM || leg->submitting)
     return false;
   const uint64_t empty = quay__slots_count(ring, QUAY__SLOT_EMPTY) * ring->plan.chunk;
-  if (may_grow(ring, leg, empty, quay__slots_count(ring, QUAY__SLOT_DRAINING) != 0))
+  const bool more = ring->size - ring->claimed > empty;
+  if (may_grow(ring, leg, empty, more))
     return false;
   run slots = {.count = 0};
   gather_empty(ring, &slots);

@@ -73,7 +73,7 @@ static uint64_t pages_of(uint64_t size) {
 
 static unsigned char *take_kept(const quay__staging_wish *wish, uint64_t *out_segment) {
   for (segment *from = segments; from != NULL; from = from->next) {
-    uint64_t page;
+    uint64_t page = 0;
     if (!serves(from, wish->device) || !find_room(from, pages_of(wish->size), &page))
       continue;
     mark(from, page, pages_of(wish->size), true);
