@@ -448,8 +448,10 @@ quay_status quay_allocator_trim(quay_allocator *allocator, uint64_t *out_bytes) 
   uint64_t bytes = 0;
   quay_allocator *resolved;
   QUAY_TRY(quay__allocator_resolve(allocator, &resolved));
-  (void)quay__storage_collect();
-  const quay_status status = resolved->vtable.trim(resolved, &bytes);
+  (void)quay__storage_collect(); /* first, so that the allocator can give that back, too */
+  quay_status status = resolved->vtable.trim(resolved, &bytes);
+  if (status == QUAY_OK)
+    status = quay_collect(NULL);
   quay_allocator_release(resolved);
   if (status == QUAY_OK && out_bytes != NULL)
     *out_bytes = bytes;
@@ -463,7 +465,7 @@ quay_status quay_allocator_synchronize(quay_allocator *allocator) {
   if (status == QUAY_OK)
     status = resolved->device->vtable.synchronize(resolved->device);
   if (status == QUAY_OK)
-    status = quay_collect(NULL);
+    (void)quay__reap();
   quay_allocator_release(resolved);
   return status;
 }

@@ -184,7 +184,8 @@ static quay_status copy_slowly(quay_buffer *destination, uint64_t destination_of
   QUAY_TRY(quay__storage_make_writable(destination->storage));
   if (size == 0)
     return QUAY_OK;
-  const quay__stream_side to = {quay__copy_side(destination, destination_offset), destination->storage};
+  const quay__stream_side to = {quay__copy_side(destination, destination_offset),
+                                destination->storage};
   const quay__stream_side from = {quay__copy_side(source, source_offset), source->storage};
   if (options != NULL && options->stream != NULL) {
     bool done = false;
@@ -270,9 +271,9 @@ static quay_status check_options(const char *function, const quay_copy_options *
 }
 
 quay_status quay__copy_check(const char *function, const quay_buffer *destination,
-                              uint64_t destination_offset, const quay_buffer *source,
-                              uint64_t source_offset, uint64_t size,
-                              const quay_copy_options *options) {
+                             uint64_t destination_offset, const quay_buffer *source,
+                             uint64_t source_offset, uint64_t size,
+                             const quay_copy_options *options) {
   QUAY_TRY(check_options(function, options));
   QUAY_TRY(check_stream(function, destination, source, options));
   QUAY_TRY(check_region(function, "destination", destination, destination_offset, size));
@@ -285,7 +286,7 @@ quay_status quay_buffer_copy_region(quay_buffer *destination, uint64_t destinati
   QUAY__REQUIRE(destination);
   QUAY__REQUIRE(source);
   QUAY_TRY(quay__copy_check("quay_buffer_copy_region", destination, destination_offset, source,
-                      source_offset, size, options));
+                            source_offset, size, options));
   unsigned char *to = options == NULL ? plain_destination(destination) : NULL;
   const unsigned char *from = to != NULL ? plain_source(source) : NULL;
   if (from == NULL) {
@@ -302,8 +303,8 @@ quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_
   memset(out_plan, 0, sizeof(*out_plan));
   QUAY__REQUIRE(destination);
   QUAY__REQUIRE(source);
-  QUAY_TRY(quay__copy_check("quay_copy_plan", destination, destination_offset, source, source_offset,
-                      size, options));
+  QUAY_TRY(quay__copy_check("quay_copy_plan", destination, destination_offset, source,
+                            source_offset, size, options));
   const quay__side to = quay__copy_side(destination, destination_offset);
   const quay__side from = quay__copy_side(source, source_offset);
   QUAY_TRY(quay__route_plan(&to, &from, size, options, out_plan));

@@ -24,7 +24,7 @@ struct quay_device {
   void *self;
   char *name;
   char *backend;
-  quay__lock lock;                /* guards what follows */
+  quay__lock lock;                                 /* guards what follows */
   uint64_t staging_streams[QUAY__STAGING_STREAMS]; /* idle ones of staged copies */
   uint32_t staging_stream_count;
   quay__error_state *first_error; /* of the current generation; NULL while healthy */

@@ -9,8 +9,8 @@
 #include "core/lifecycle.h"
 #include "core/lock.h"
 #include "core/os.h"
-#include "core/stream_impl.h"
 #include "core/staging_memory.h"
+#include "core/stream_impl.h"
 #include "core/thread.h"
 
 /* Bits of quay__storage.options. */
@@ -401,9 +401,12 @@ uint64_t quay__storage_collect(void) {
   return bytes;
 }
 
+uint64_t quay__reap(void) {
+  return quay__storage_collect() + quay__cuda_collect();
+}
+
 quay_status quay_collect(uint64_t *out_bytes) {
-  const uint64_t bytes =
-      quay__storage_collect() + quay__cuda_collect() + quay__staging_memory_trim();
+  const uint64_t bytes = quay__reap() + quay__staging_memory_trim();
   if (out_bytes != NULL)
     *out_bytes = bytes;
   return QUAY_OK;

@@ -93,6 +93,9 @@ quay_status quay__alloc_reaping(quay_allocator *allocator, const quay_alloc_requ
 /* Frees retired storages whose work is done, and returns their bytes. Keeps the thread's error. */
 uint64_t quay__storage_collect(void);
 
+/* The same, and what backends keep until the work on it is done. What copies keep stays. */
+uint64_t quay__reap(void);
+
 static inline bool quay__storage_ready(const quay__storage *storage) {
   return atomic_load_explicit(&storage->state, memory_order_acquire) == QUAY__STORAGE_READY;
 }

@@ -231,8 +231,11 @@ quay_status quay__workers_run(uint32_t threads, uint64_t count, quay__task task,
 }
 
 void quay__workers_open(quay__job *job, uint32_t helpers, quay__task task, void *context) {
-  if (begin_job(job, 0, task, context))
-    job->max_helpers = (uint32_t)quay__min(helpers, MAX_WORKERS);
+  if (!begin_job(job, 0, task, context))
+    return;
+  job->max_helpers = (uint32_t)quay__min(helpers, MAX_WORKERS);
+  if (helpers == 0)
+    end_job(job); /* nobody closes what nobody helps with */
 }
 
 /* Workers for all open jobs, but no more of them than processors, unless one job asked for so many,

@@ -39,9 +39,9 @@ typedef struct quay__job {
 } quay__job;
 
 /* A job whose tasks come up one by one while its caller does something else, and which up to
- * `helpers` workers help with. The caller must be able to go on without: it may be that no worker ever comes. Called
- * from inside a task it gets none. Closed by the same thread; nothing opened later may still be
- * open then. */
+ * `helpers` workers help with. The caller must be able to go on without: it may be that no worker
+ * ever comes. Called from inside a task it gets none. Closed by the same thread; nothing opened
+ * later may still be open then. */
 void quay__workers_open(quay__job *job, uint32_t helpers, quay__task task, void *context);
 /* So many tasks could be run now: workers will look, and run that many. Of a job that its caller
  * has offered before, its tasks may offer more. */

@@ -46,9 +46,8 @@ static quay_status give_back(const submission *ended, quay__cuda_lane *lane, qua
 
 /* What is neither page-locked nor small goes through the core's slots, after what is in the stream.
  */
-static quay_status upload(submission *to, quay_allocator *allocator,
-                          quay_raw_buffer *destination, uint64_t offset, const void *source,
-                          uint64_t size, uint64_t stream) {
+static quay_status upload(submission *to, quay_allocator *allocator, quay_raw_buffer *destination,
+                          uint64_t offset, const void *source, uint64_t size, uint64_t stream) {
   quay__cuda_device *const device = to->device;
   const quay__cu_pointer pointer = quay__cuda_at(destination, offset);
   if (quay__cuda_is_pinned(device, source, size)) {

@@ -118,8 +118,7 @@ quay_status quay__mmap_copy_in(quay_allocator *allocator, quay_raw_buffer *desti
 quay_status quay__mmap_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
                                 uint64_t offset, void *destination, uint64_t size);
 void quay__mmap_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
-                          const quay_raw_buffer *source, uint64_t size,
-                          quay_across_info *out_info);
+                          const quay_raw_buffer *source, uint64_t size, quay_across_info *out_info);
 quay_status quay__mmap_copy_within(quay_allocator *allocator, quay_raw_buffer *destination,
                                    uint64_t destination_offset, const quay_raw_buffer *source,
                                    uint64_t source_offset, uint64_t size);

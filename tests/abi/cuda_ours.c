@@ -31,8 +31,10 @@ const abi_row abi_ours[] = {
     {"offset of CUmemAccessDesc.location", offsetof(quay__cu_access, location)},
     {"offset of CUmemAccessDesc.flags", offsetof(quay__cu_access, flags)},
     {"sizeof CUmemcpyAttributes", sizeof(quay__cu_copy_attributes)},
-    {"offset of CUmemcpyAttributes.srcAccessOrder", offsetof(quay__cu_copy_attributes, source_order)},
-    {"offset of CUmemcpyAttributes.dstLocHint", offsetof(quay__cu_copy_attributes, destination_hint)},
+    {"offset of CUmemcpyAttributes.srcAccessOrder",
+     offsetof(quay__cu_copy_attributes, source_order)},
+    {"offset of CUmemcpyAttributes.dstLocHint",
+     offsetof(quay__cu_copy_attributes, destination_hint)},
     {"offset of CUmemcpyAttributes.flags", offsetof(quay__cu_copy_attributes, flags)},
 };
 const size_t abi_ours_count = sizeof abi_ours / sizeof abi_ours[0];

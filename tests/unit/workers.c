@@ -369,6 +369,24 @@ Test(workers, an_open_job_gets_no_helper_where_no_thread_can_be_started) {
   cr_assert_eq(atomic_load(&ran), 0u);
 }
 
+static bool forks_after_a_job_without_helpers(void) {
+  quay__job job;
+  atomic_uint ran = 0;
+  quay__workers_open(&job, 0, count_here, &ran);
+  quay__workers_offer(&job, 3);
+  quay__workers_close(&job);
+  memset(&job, 0x5a, sizeof job); /* as whatever comes to its place */
+  const pid_t child = fork();
+  if (child == 0)
+    _exit(0);
+  int status = -1;
+  return waitpid(child, &status, 0) == child && status == 0 && atomic_load(&ran) == 0;
+}
+
+Test(workers, a_job_opened_for_no_helpers_is_forgotten_when_it_is_closed) {
+  cr_assert(forks_after_a_job_without_helpers());
+}
+
 Test(workers, open_jobs_of_several_callers_each_get_a_worker) {
   quay__job jobs[4]; /* one inside the other, as in callbacks */
   meeting place = {.wanted = 5};

@@ -9,7 +9,7 @@
 #include "program.h"
 
 static const subcommand *const commands[] = {&command_devices, &command_load, &command_copy,
-                                             &command_replay,  &command_matrix};
+                                             &command_replay, &command_matrix};
 
 #define COMMAND_COUNT (sizeof commands / sizeof commands[0])
 
