@@ -365,6 +365,13 @@ quay_status quay__reserve(quay_allocator *allocator, uint64_t size, uint64_t ali
   return QUAY_OK;
 }
 
+static quay_status alloc_from(quay_allocator *allocator, uint64_t size,
+                              const quay_alloc_options *options, quay_raw_buffer *out_raw) {
+  quay_alloc_request request;
+  QUAY_TRY(quay__alloc_request_make(allocator, size, options, &request));
+  return quay__alloc_reaping(allocator, &request, out_raw);
+}
+
 quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,
                                  const quay_alloc_options *options, quay_raw_buffer *out_raw) {
   QUAY__MARK_CALLER();
@@ -372,12 +379,11 @@ quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "quay_allocator_alloc: out_raw is NULL");
   }
   memset(out_raw, 0, sizeof *out_raw);
+  if (allocator != NULL) /* the caller keeps it for as long as the memory lives, and longer */
+    return alloc_from(allocator, size, options, out_raw);
   quay_allocator *resolved;
-  QUAY_TRY(quay__allocator_resolve(allocator, &resolved));
-  quay_alloc_request request;
-  quay_status status = quay__alloc_request_make(resolved, size, options, &request);
-  if (status == QUAY_OK)
-    status = quay__alloc_reaping(resolved, &request, out_raw);
+  QUAY_TRY(quay_default_allocator_get(&resolved));
+  const quay_status status = alloc_from(resolved, size, options, out_raw);
   quay_allocator_release(resolved);
   return status;
 }

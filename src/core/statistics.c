@@ -40,9 +40,12 @@ static inline void bump(atomic_uint_fast64_t *counter, uint64_t delta, bool shar
 
 static uint64_t sum_live(const quay__statistics *statistics) {
   uint64_t sum = 0;
-  for (uint32_t i = 0; i < QUAY__SHARD_COUNT; i++) {
+  /* Few shards are ever used: this is on the way of every large allocation. */
+  const uint32_t used = quay__thread_shards_used();
+  for (uint32_t i = 0; i < used; i++)
     sum += atomic_load_explicit(&statistics->shards[i].live_bytes, memory_order_relaxed);
-  }
+  sum += atomic_load_explicit(&statistics->shards[QUAY__SHARD_COUNT - 1].live_bytes,
+                              memory_order_relaxed);
   /* Read while others count, the sum can be off by their calls, below zero, too. */
   return (int64_t)sum < 0 ? 0 : sum;
 }

@@ -8,6 +8,7 @@
 #include "core/lock.h"
 
 _Thread_local uint32_t quay__thread_shard_plus_one;
+atomic_uint quay__thread_shards_high;
 _Thread_local quay__thread_place quay__place;
 _Thread_local bool quay__thread_in_staging;
 
@@ -41,6 +42,8 @@ uint32_t quay__thread_shard_slow(void) {
     shard = (uint32_t)__builtin_ctz(free_shards);
     if (pthread_setspecific(key, (void *)(uintptr_t)(shard + 1)) == 0) {
       taken |= 1u << shard;
+      if (shard + 1 > atomic_load_explicit(&quay__thread_shards_high, memory_order_relaxed))
+        atomic_store_explicit(&quay__thread_shards_high, shard + 1, memory_order_release);
     } else {
       shard = QUAY__SHARD_COUNT - 1;
     }

@@ -2,6 +2,7 @@
 #ifndef QUAY_CORE_THREAD_H
 #define QUAY_CORE_THREAD_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -16,6 +17,13 @@ uint32_t quay__thread_shard_slow(void);
 static inline uint32_t quay__thread_shard(void) {
   const uint32_t plus_one = quay__thread_shard_plus_one;
   return plus_one != 0 ? plus_one - 1 : quay__thread_shard_slow();
+}
+
+/* Shards below this number were a thread's own at some time; the shared last one is not among them.
+ */
+extern atomic_uint quay__thread_shards_high;
+static inline uint32_t quay__thread_shards_used(void) {
+  return atomic_load_explicit(&quay__thread_shards_high, memory_order_acquire);
 }
 
 /* Whether this thread, or one that waits for it, holds staging memory: then it must not wait for
