@@ -1,10 +1,12 @@
 /* Locks that survive fork(). The order in which a fork takes them: the process's own by number, the
- * stripes by number, then the objects' in their list. */
+ * stripes by number, then the objects' in their list, then the spin locks, which are held by nobody
+ * who waits for anything. */
 #include "core/lock.h"
 
 #include <stdint.h>
 
 #include "core/lifecycle.h"
+#include "core/os.h"
 
 /* Few enough that a fork, which holds all locks, stays below the 64 that ThreadSanitizer can follow
  * in one thread. */
@@ -40,6 +42,7 @@ static stripe stripes[STRIPE_COUNT] = {
 /* The objects' locks; `list_mutex` guards the list and is taken before any of them. */
 static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
 static quay__lock *first;
+static quay__spin_set *first_spins;
 
 void quay__lock_init(quay__lock *lock) {
   pthread_mutex_init(&lock->mutex, NULL);
@@ -71,6 +74,52 @@ void quay__lock_acquire(quay__lock *lock) {
 
 void quay__lock_release(quay__lock *lock) {
   pthread_mutex_unlock(&lock->mutex);
+}
+
+void quay__spin_wait(quay__spin *spin) {
+  /* The holder is about to give it back, unless it lost the processor. */
+  enum {
+    LOOKS = 100
+  };
+  do {
+    for (int i = 0; i < LOOKS && atomic_load_explicit(&spin->held, memory_order_relaxed); i++) {
+    }
+    if (atomic_load_explicit(&spin->held, memory_order_relaxed))
+      quay__os_yield();
+  } while (atomic_exchange_explicit(&spin->held, true, memory_order_acquire));
+}
+
+void quay__spin_set_add(quay__spin_set *set) {
+  pthread_mutex_lock(&list_mutex);
+  set->previous = NULL;
+  set->next = first_spins;
+  if (first_spins != NULL)
+    first_spins->previous = set;
+  first_spins = set;
+  pthread_mutex_unlock(&list_mutex);
+  quay__lifecycle_begin();
+}
+
+void quay__spin_set_remove(quay__spin_set *set) {
+  pthread_mutex_lock(&list_mutex);
+  if (set->previous != NULL)
+    set->previous->next = set->next;
+  if (set->previous == NULL)
+    first_spins = set->next;
+  if (set->next != NULL)
+    set->next->previous = set->previous;
+  pthread_mutex_unlock(&list_mutex);
+}
+
+static quay__spin *spin_of(const quay__spin_set *set, uint32_t index) {
+  return (quay__spin *)(void *)((char *)set->first + index * set->stride);
+}
+
+static void for_all_spins(void (*function)(quay__spin *spin)) {
+  for (const quay__spin_set *set = first_spins; set != NULL; set = set->next) {
+    for (uint32_t i = 0; i < set->count; i++)
+      function(spin_of(set, i));
+  }
 }
 
 void quay__global_acquire(quay__global_lock which) {
@@ -116,9 +165,11 @@ void quay__lock_before_fork(void) {
   pthread_mutex_lock(&list_mutex);
   for (quay__lock *lock = first; lock != NULL; lock = lock->next)
     pthread_mutex_lock(&lock->mutex);
+  for_all_spins(quay__spin_acquire);
 }
 
 static void release_all(void) {
+  for_all_spins(quay__spin_release);
   for (quay__lock *lock = first; lock != NULL; lock = lock->next) {
     pthread_mutex_unlock(&lock->mutex);
   }

@@ -8,6 +8,10 @@
 #define QUAY_CORE_LOCK_H
 
 #include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 /* A lock of an object (a layer, a device). */
 typedef struct quay__lock {
@@ -47,6 +51,34 @@ void quay__stripe_release(const void *object);
  * wake-ups are usual. */
 void quay__stripe_wait(const void *object);
 void quay__stripe_wake(const void *object);
+
+/* A lock for a few instructions of what one thread mostly has to itself: an exchange to take, a
+ * store to give back. Whoever holds one takes nothing else and calls nothing. */
+typedef struct quay__spin {
+  atomic_bool held;
+} quay__spin;
+
+void quay__spin_wait(quay__spin *spin);
+
+static inline void quay__spin_acquire(quay__spin *spin) {
+  if (__builtin_expect(atomic_exchange_explicit(&spin->held, true, memory_order_acquire), 0))
+    quay__spin_wait(spin);
+}
+
+static inline void quay__spin_release(quay__spin *spin) {
+  atomic_store_explicit(&spin->held, false, memory_order_release);
+}
+
+/* Spin locks at equal distances, as an object has them for each thread: fork takes them all. */
+typedef struct quay__spin_set {
+  void *first;
+  size_t stride; /* bytes */
+  uint32_t count;
+  struct quay__spin_set *previous, *next; /* in lock.c's list */
+} quay__spin_set;
+
+void quay__spin_set_add(quay__spin_set *set);
+void quay__spin_set_remove(quay__spin_set *set);
 
 /* For lifecycle.c alone: pthread_atfork's three calls. */
 void quay__lock_before_fork(void);

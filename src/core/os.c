@@ -216,6 +216,10 @@ ssize_t quay__os_write_own_memory(void *destination, const void *source, size_t 
   return RETRY(process_vm_writev(getpid(), &local, 1, &remote, 1, 0));
 }
 
+void quay__os_yield(void) {
+  (void)sched_yield();
+}
+
 uint32_t quay__os_processor_count(void) {
   /* The affinity mask says what this thread may use, which in a container is less than there is. */
   cpu_set_t set;

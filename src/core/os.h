@@ -71,6 +71,9 @@ char *quay__os_realpath(const char *path); /* freed with quay__os_free() */
 ssize_t quay__os_read_own_memory(void *destination, const void *source, size_t size);
 ssize_t quay__os_write_own_memory(void *destination, const void *source, size_t size);
 
+/* Lets another thread have the processor. */
+void quay__os_yield(void);
+
 /* Processors that this thread may run on, at least 1. */
 uint32_t quay__os_processor_count(void);
 /* Bytes of a page, and of a huge page (2 MiB where the system does not tell). Cached. */

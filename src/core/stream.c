@@ -199,6 +199,7 @@ quay_status quay_event_record(quay_stream *stream, quay_event **out_event) {
   *event = (quay_event){
       .generation = quay__device_generation(device),
       .begin = atomic_fetch_add_explicit(&stream->clock, 1, memory_order_acq_rel),
+      .stream_id = stream->id,
   };
   if (device->has_streams) {
     const quay_status status = device->vtable.event_record(device, stream->native, &event->native);
@@ -251,11 +252,7 @@ quay_event *quay_event_retain(quay_event *event) {
   return event;
 }
 
-void quay_event_release(quay_event *event) {
-  if (event == NULL)
-    return;
-  if (atomic_fetch_sub_explicit(&event->references, 1, memory_order_acq_rel) != 1)
-    return;
+static void event_end(quay_event *event) {
   quay_device *device = event->device;
   if (device->has_streams) {
     quay__error_shield();
@@ -264,6 +261,30 @@ void quay_event_release(quay_event *event) {
   }
   quay__os_free(event);
   quay_device_release(device);
+}
+
+static bool was_last_reference(quay_event *event) {
+  return atomic_fetch_sub_explicit(&event->references, 1, memory_order_acq_rel) == 1;
+}
+
+void quay_event_release(quay_event *event) {
+  if (event != NULL && was_last_reference(event))
+    event_end(event);
+}
+
+void quay__event_release_later(quay_event *event, quay_event **list) {
+  if (event == NULL || !was_last_reference(event))
+    return;
+  event->next = *list;
+  *list = event;
+}
+
+void quay__events_end(quay_event *list) {
+  while (list != NULL) {
+    quay_event *const event = list;
+    list = event->next;
+    event_end(event);
+  }
 }
 
 uint64_t quay_event_native(const quay_event *event) {

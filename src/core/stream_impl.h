@@ -23,6 +23,8 @@ struct quay_event {
   uint64_t native;     /* 0 on a device without streams, where it is complete from the start */
   uint64_t generation; /* of the device when it was recorded */
   uint64_t begin, end; /* of the stream's clock: it was recorded between the two */
+  uint64_t stream_id;  /* of the stream that it was recorded on */
+  quay_event *next;    /* in the list of whoever holds the last reference */
 };
 
 /* A mention keeps the object so that no other stream gets its address, but not the stream: what
@@ -42,6 +44,11 @@ static inline bool quay__event_covers(const quay_event *later, const quay_event 
 /* Whether work may be submitted to the stream and recorded: UNSUPPORTED while it captures a graph.
  * Asked before anything is touched. */
 quay_status quay__stream_check(quay_stream *stream);
+
+/* Gives a reference back without ever calling the backend: if it was the last one, the event is put
+ * into `list`, which is the caller's to synchronise and to end. */
+void quay__event_release_later(quay_event *event, quay_event **list);
+void quay__events_end(quay_event *list);
 
 /* Records an event; where there is none to be had, the stream is waited for instead and
  * `*out_event` is NULL, as on a device without streams. */
