@@ -33,7 +33,25 @@
  *                    once for every chunk
  *     status=NAME    the error: out_of_host_memory (default for alloc on host memory),
  *                    out_of_device_memory (default for alloc on a device), io (default for the
- *                    others), device_lost ... : a status code's name in lower case */
+ *                    others), device_lost ... : a status code's name in lower case
+ *   pool             keeps freed memory for the next allocation, and carves small blocks out of
+ *                    large ones. Allocations take 64 bytes at least, and an eighth more at most up
+ *                    to 4 KiB; from 1 MiB whole pages of 4 KiB. Free never waits, never calls the
+ *                    backend, and takes no memory. A block that device work still uses when it is
+ *                    freed is handed out again to the stream of that work at once (to allocations
+ *                    with that stream in their options), to others when the work is done.
+ *                    quay_allocator_trim() gives what is free back; statistics are the pool's own:
+ *                    reserved, pending, largest free block. Out of memory it waits for pending
+ *                    frees, gives back what is free and tries once more; the error has the
+ *                    requested, live, reserved and largest free bytes, and the device's own text.
+ *                    Mirrored and exportable memory, and alignments above 2 MiB (4 KiB where the
+ *                    backend has no pages), are blocks of their own and are not kept.
+ *                    quay_raw_buffer_release_host() of its memory is UNSUPPORTED.
+ *     keep=default   holds at most about a sixtieth more than was ever in use at once
+ *     keep=tight     at most about a 250th more, for more calls of the driver
+ *     block=BYTES    what is taken from the backend at a time (a power of two from 64 KiB to 1
+ * GiB); default: grows with what is taken already max=BYTES      reserves no more: LIMIT_EXCEEDED.
+ * A share of the device's memory is written as max=50% */
 #ifndef QUAY_LAYERS_H
 #define QUAY_LAYERS_H
 

@@ -14,7 +14,7 @@
 
 static const quay__layer *const layers[] = {&quay__layer_track, &quay__layer_fault,
                                             &quay__layer_limit, &quay__layer_trace,
-                                            &quay__layer_guard};
+                                            &quay__layer_guard, &quay__layer_pool};
 static const quay_backend *const built_in[] = {&quay__backend_cpu, &quay__backend_mmap,
                                                &quay__backend_cuda, &quay__backend_vulkan};
 enum {

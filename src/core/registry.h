@@ -33,5 +33,6 @@ typedef struct quay__wrapper {
 /* As quay_allocator_open(), with a wrapper (NULL: none). `spec` is not NULL. */
 quay_status quay__allocator_open_wrapped(const char *spec, const quay__wrapper *wrapper,
                                          quay_allocator **out_allocator);
+extern const quay__layer quay__layer_pool;
 
 #endif

@@ -267,9 +267,10 @@ static int native_advice(quay_advice advice) {
 
 static quay_status cpu_advise(quay_allocator *allocator, const quay_raw_buffer *raw,
                               uint64_t offset, uint64_t size, quay_advice advice) {
-  (void)allocator;
   const uint64_t kind = raw->as.cpu.flags;
   if (kind != QUAY__CPU_MAPPED && kind != QUAY__CPU_RESERVED)
+    return QUAY_OK;
+  if (advice == QUAY_ADVICE_HUGE_PAGES && !self_of(allocator)->huge_pages) /* hugepages=off */
     return QUAY_OK;
   const uint64_t page = quay__os_page_size();
   const uint64_t address = raw->as.cpu.pointer + offset;

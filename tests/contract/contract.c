@@ -53,7 +53,10 @@ void contract_close(quay_allocator *allocator) {
     CONTRACT_OK(quay_guard_check(allocator));
     CONTRACT_OK(quay_allocator_trim(allocator, NULL));
   }
-  if (quay_allocator_find(allocator, "track") != NULL)
+  /* A pool keeps blocks of what is inside of it. */
+  const quay_allocator *const track = quay_allocator_find(allocator, "track");
+  const quay_allocator *const pool = quay_allocator_find(allocator, "pool");
+  if (track != NULL && (pool == NULL || quay_allocator_find(pool, "track") == NULL))
     CONTRACT_OK(quay_track_check(allocator));
   quay_allocator_release(allocator);
   late_violation violation = {.message = ""};

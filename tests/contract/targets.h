@@ -40,6 +40,11 @@ static const contract_layer contract_layers[] = {
         .cannot[CONTRACT_RELEASE] = "its memory is carved out of blocks with red zones",
         .cannot[CONTRACT_FORWARD] = "below it there are blocks with red zones",
     },
+    {
+        .layer = "pool",
+        .cannot[CONTRACT_RELEASE] = "its memory is carved out of blocks",
+        .cannot[CONTRACT_FORWARD] = "below it there are blocks and pages",
+    },
 };
 
 static const contract_target contract_targets[] = {

@@ -7,10 +7,11 @@
 
 enum {
   GRANULE_LOG2 = 6,
-  GRANULE = 1 << GRANULE_LOG2,
   FREE = 0,
   BARE = 1
 };
+
+#define GRANULE ((uint64_t)1 << GRANULE_LOG2)
 
 static quay__offsets offsets;
 
@@ -128,7 +129,7 @@ Test(offset_allocator, a_size_that_fits_nowhere_takes_nothing) {
   begin(100 * GRANULE);
   cr_assert_null(take(101 * GRANULE, GRANULE));
   cr_assert_null(take(UINT64_C(1) << 62, GRANULE));
-  cr_assert_null(take(INT64_MAX & ~(uint64_t)(GRANULE - 1), 1 << 30));
+  cr_assert_null(take(INT64_MAX & ~(GRANULE - 1), 1 << 30));
   cr_assert_eq(quay__offsets_largest_size(&offsets, FREE), 100 * GRANULE);
   quay__offsets_destroy(&offsets);
 }
@@ -136,11 +137,11 @@ Test(offset_allocator, a_size_that_fits_nowhere_takes_nothing) {
 Test(offset_allocator, the_whole_pages_of_an_extent_are_those_within_it) {
   begin(1 << 20);
   cr_assert_not_null(take(GRANULE, GRANULE));
-  quay__extent *const block = take(3 * 4096, GRANULE);
+  quay__extent *const block = take(UINT64_C(3) * 4096, GRANULE);
   uint64_t from = 0, to = 0;
   cr_assert(quay__extent_pages(block, 4096, &from, &to));
   cr_assert_eq(from, 4096);
-  cr_assert_eq(to, 3 * 4096);
+  cr_assert_eq(to, UINT64_C(3) * 4096);
   const quay__extent *const small = take(4096, GRANULE);
   cr_assert_not(quay__extent_pages(small, 4096, &from, &to));
   quay__offsets_destroy(&offsets);

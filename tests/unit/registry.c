@@ -44,7 +44,7 @@ Test(registry, what_cannot_be_opened_leaves_null_and_one_clear_line) {
       {" cpu", "\" cpu\""},         {"cpu:align=3", "3"},
       {"cpu:align=", "align="},     {"cpu:align=0", "0"},
       {"cpu:align=4096x", "4096x"}, {"cpu:hugepages=yes", "on or off"},
-      {"cpu:junk", "junk"},         {"pool+", "\"pool\""},
+      {"cpu:junk", "junk"},         {"pol+cpu", "\"pol\""},
       {"+cpu", "track, fault"},     {"track+", "cpu, mmap"},
       {"cpu+track", "\"cpu\""},     {"cpu:align=64,align=64", "twice"},
       {"mmap:", "empty"},           {"track+nonsense", "\"nonsense\""},

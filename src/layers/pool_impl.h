@@ -1,0 +1,232 @@
+/* The pool layer: what its files share.
+ *
+ *   pool.c          options, the table, statistics
+ *   pool_cache.c    allocation and free from the caller's side, per-thread lists of free extents
+ *   pool_heap.c     the arenas: fitting and giving back, under the pool's lock
+ *   pool_pending.c  extents that device work may still use
+ *   pool_grow.c     more memory: where it goes, what is given up for it, out of memory, trim
+ *   pool_region.c   blocks and reservations of the inner allocator
+ *
+ * A block is a taken extent (offset_allocator.h), whose address is the raw buffer's cookie. Locks:
+ * a thread's cache (a spin lock) or the pool's lock, never both, and neither while the inner
+ * allocator or a device is called. */
+#ifndef QUAY_LAYERS_POOL_IMPL_H
+#define QUAY_LAYERS_POOL_IMPL_H
+
+#include <quay/backend.h>
+#include <stdatomic.h>
+
+#include "core/allocator_impl.h"
+#include "core/lock.h"
+#include "core/stream_impl.h"
+#include "layers/offset_allocator.h"
+
+/* Arenas by size: what is small is packed apart, so that it does not break up large free extents.
+ */
+enum {
+  QUAY__POOL_TINY_BYTES = 4 << 10,  /* up to here: the tiny arena, in size classes */
+  QUAY__POOL_SMALL_BYTES = 1 << 20, /* below: the small arena */
+};
+
+typedef enum quay__pool_arena {
+  QUAY__POOL_TINY,
+  QUAY__POOL_SMALL,
+  QUAY__POOL_LARGE,
+  QUAY__POOL_ARENAS,
+} quay__pool_arena;
+
+/* Sets of free extents of an arena. */
+enum {
+  QUAY__POOL_READY, /* there, and used by nothing */
+  QUAY__POOL_BARE,  /* addresses without memory */
+  /* From here on, one set a stream: used by work of that stream alone. `user` is an event after it,
+   * of which the extent holds a reference. */
+  QUAY__POOL_STREAMS,
+  QUAY__POOL_STREAM_COUNT = QUAY__OFFSETS_SETS - QUAY__POOL_STREAMS,
+};
+
+/* How the inner allocator's memory is taken. */
+typedef enum quay__pool_mode {
+  QUAY__POOL_PAGES,  /* address space, and pages for it */
+  QUAY__POOL_BLOCKS, /* blocks that are carved */
+  QUAY__POOL_WHOLE,  /* a block for each allocation: what can't be carved is kept as it is */
+} quay__pool_mode;
+
+typedef struct quay__pool_region {
+  quay_raw_buffer raw; /* of the inner allocator */
+  uint64_t size;       /* bytes */
+  uint64_t generation; /* of the device when it was made */
+  quay__pool_arena arena;
+  bool direct;         /* one allocation with options of its own, which is not used again */
+  uint32_t number;     /* in the pool's table */
+  quay__extent *first; /* the extent at offset 0, for good */
+  uint64_t live;       /* stale: bytes that the program has not freed; else UINT64_MAX */
+  uint32_t *commits;   /* QUAY_ALLOCATOR_WHOLE_PAGES: by page, see pool_region.c; else NULL */
+} quay__pool_region;
+
+/* A stream that memory was asked for, and the set of its number. */
+typedef struct quay__pool_stream {
+  uint64_t id;        /* 0: the slot is unused */
+  quay_event *latest; /* a reference: of the extent that was put into the set last */
+} quay__pool_stream;
+
+enum {
+  QUAY__POOL_CLASSES = 32, /* of the tiny arena's sizes */
+  QUAY__POOL_CLASS_DEPTH = 64,
+  QUAY__POOL_BUCKETS = 64, /* of all other sizes, by hash */
+  QUAY__POOL_BUCKET_DEPTH = 8,
+};
+
+/* What one thread keeps. Made at its first allocation. */
+typedef struct quay__pool_stock {
+  uint8_t class_count[QUAY__POOL_CLASSES];
+  uint8_t bucket_count[QUAY__POOL_BUCKETS];
+  quay__extent *classes[QUAY__POOL_CLASSES][QUAY__POOL_CLASS_DEPTH];
+  quay__extent *buckets[QUAY__POOL_BUCKETS][QUAY__POOL_BUCKET_DEPTH];
+} quay__pool_stock;
+
+typedef struct quay__pool_cache {
+  _Alignas(64) quay__spin lock;
+  uint32_t hand;           /* which list is emptied next where there are too many bytes */
+  uint64_t bytes;          /* of the stock */
+  quay__pool_stock *stock; /* NULL: none yet */
+} quay__pool_cache;
+
+typedef struct quay__pool {
+  quay__pool_cache caches[QUAY__SHARD_COUNT - 1]; /* by quay__thread_shard() */
+  quay_allocator *inner;                          /* the layer retains it */
+  quay_allocator *allocator;                      /* the layer itself; not retained */
+  atomic_uint_fast64_t generation;                /* of the device when it was looked at last */
+  uint64_t cache_bytes;                           /* of each thread */
+  uint64_t alignment;                             /* of regions: larger ones are direct */
+  uint64_t page;                                  /* PAGES: bytes that are committed at least */
+  uint64_t reserve_bytes;                         /* PAGES: of a region */
+  uint64_t block_bytes; /* of a block, or a commit; 0: by what is taken so far */
+  uint64_t max_bytes;   /* UINT64_MAX: no limit */
+  quay__pool_mode mode;
+  uint32_t granule_log2; /* of every size: the allocator's alignment */
+  bool has_streams;
+  bool whole_pages; /* QUAY_ALLOCATOR_WHOLE_PAGES */
+  bool tight;       /* keep=tight */
+  quay__spin_set spins;
+
+  quay__lock lock; /* guards all below */
+  quay__offsets arenas[QUAY__POOL_ARENAS];
+  quay__pool_region **regions; /* by number; NULL where there is none */
+  uint32_t *free_numbers;      /* below region_count, as much room as for regions */
+  uint32_t region_count, region_room, free_count, stream_count;
+  uint64_t committed; /* bytes of the inner allocator's memory */
+  uint64_t used;      /* bytes of taken extents, kept ones included */
+  uint64_t peak_used;
+  quay__pool_stream streams[QUAY__POOL_STREAM_COUNT];
+  /* Extents that work of several streams uses, or of one without a set: linked by `previous`, their
+   * events by `user` in extents that are spare otherwise. */
+  quay__extent *held;
+  uint64_t held_bytes;
+  quay_event *dead; /* events to end where the backend may be called */
+} quay__pool;
+
+/* What is asked for. */
+typedef struct quay__pool_want {
+  quay__pool_arena arena;
+  uint64_t size; /* rounded */
+  uint64_t alignment;
+  uint64_t stream; /* id; 0: none */
+} quay__pool_want;
+
+static inline quay__pool *quay__pool_of(const quay_allocator *allocator) {
+  return allocator->self;
+}
+
+static inline quay__pool_region *quay__pool_region_of(const quay__extent *taken) {
+  return taken->owner;
+}
+
+/* Whether the memory is of the device's present generation. */
+static inline bool quay__pool_is_current(quay__pool *pool, const quay__pool_region *region) {
+  return region->generation == atomic_load_explicit(&pool->generation, memory_order_acquire);
+}
+
+/* pool_cache.c */
+quay_status quay__pool_alloc(quay_allocator *allocator, const quay_alloc_request *request,
+                             quay_raw_buffer *out_raw);
+void quay__pool_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
+                     size_t count);
+/* Gives what all threads keep back to the arenas. */
+void quay__pool_flush(quay__pool *pool);
+void quay__pool_caches_destroy(quay__pool *pool);
+
+/* pool_heap.c */
+/* Takes up to `count` extents that are there, and gives their number. */
+uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want,
+                              quay__extent **out_extents, uint32_t count);
+/* Gives extents back, each with the event in `user` or none. */
+void quay__pool_heap_give(quay__pool *pool, quay__extent *const *extents, uint32_t count);
+/* Gives back one that the work of several events uses, besides that of `user`; takes references. */
+void quay__pool_heap_hold(quay__pool *pool, quay__extent *extent, quay_event *const *pending,
+                          size_t count);
+/* Gives back one of a region of an older generation. */
+void quay__pool_heap_give_stale(quay__pool *pool, quay__extent *extent);
+/* The device has begun a new generation: what is free of the old one's memory is forgotten. */
+void quay__pool_renew(quay__pool *pool);
+
+/* With the lock held: */
+
+/* The set of a stream; 0: it has none. */
+uint32_t quay__pool_stream_set(const quay__pool *pool, uint64_t stream);
+/* Takes a part of a free extent, for the caller: owner and, inherited, the event. */
+quay__extent *quay__pool_heap_part(quay__pool *pool, quay__extent *extent, uint64_t offset,
+                                   uint64_t size);
+void quay__pool_count_used(quay__pool *pool, uint64_t size);
+quay__extent *quay__pool_heap_fit(quay__pool *pool, const quay__pool_want *want);
+/* Makes a taken extent free, in the set that its event says. */
+void quay__pool_heap_put(quay__pool *pool, quay__extent *extent);
+
+/* pool_pending.c */
+/* Whether extents became ready. */
+bool quay__pool_poll(quay__pool *pool, const quay__pool_want *want);
+/* quay__offsets.join of the streams' sets. */
+bool quay__pool_join(quay__extent *kept, quay__extent *gone, void *user);
+/* Waits for everything. */
+void quay__pool_wait(quay__pool *pool);
+/* With the lock held: bytes that are not ready. */
+uint64_t quay__pool_pending_bytes(const quay__pool *pool);
+/* Ends events where the backend may be called. */
+void quay__pool_bury(quay__pool *pool);
+
+/* pool_grow.c */
+quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
+                            quay__extent **out_extent);
+uint64_t quay__pool_release_free(quay__pool *pool);
+
+/* pool_region.c */
+
+/* Reserves address space for at least what is wanted: a region without memory. */
+quay_status quay__pool_region_reserve(quay__pool *pool, const quay__pool_want *want);
+/* A block of `size` bytes, of which what is wanted is taken at once. */
+quay_status quay__pool_region_block(quay__pool *pool, const quay__pool_want *want, uint64_t size,
+                                    quay__extent **out_taken);
+/* An allocation of its own, with the options of the request. */
+quay_status quay__pool_direct(quay__pool *pool, const quay_alloc_request *request,
+                              quay__extent **out_taken);
+/* With the lock held: takes a region and its extents out of the book-keeping. */
+void quay__pool_region_leave(quay__pool *pool, quay__pool_region *region);
+/* Frees it, once it has left. */
+void quay__pool_region_end(quay__pool *pool, quay__pool_region *region, quay_event *const *pending,
+                           size_t count);
+/* Ends the region of a direct extent, which the program has freed. */
+void quay__pool_direct_end(quay__pool *pool, quay__pool_region *region, quay_event *const *pending,
+                           size_t count);
+
+/* Commits pages of a region, in pieces of `unit` where pages go back whole. Nothing is left on
+ * error. The thread of the extent alone may call it. */
+quay_status quay__pool_commit(quay__pool *pool, quay__pool_region *region, uint64_t offset,
+                              uint64_t size, uint64_t unit);
+/* False, and logged: they stay. */
+bool quay__pool_decommit(quay__pool *pool, quay__pool_region *region, uint64_t offset,
+                         uint64_t size);
+/* The range of whole commits in an extent that is there. False: none. */
+bool quay__pool_whole_commits(const quay__pool *pool, const quay__pool_region *region,
+                              const quay__extent *extent, uint64_t *out_begin, uint64_t *out_end);
+
+#endif
