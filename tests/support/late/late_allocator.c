@@ -100,6 +100,8 @@ static void free_block(quay_allocator *allocator, quay_raw_buffer *raw, quay_eve
                        size_t count) {
   (void)allocator;
   late_enter_void(LATE_FREE);
+  if (raw->as.external.handle[3] == 1)
+    late_report(LATE_VIOLATION_PROTOCOL, "free: a window was freed; free the block");
   late_block *const block = late_handle_get(LATE_TAG_BLOCK, raw->as.external.handle[0]);
   if (block != NULL) {
     late_block_free(block, pending, count);
@@ -111,13 +113,28 @@ static void free_block(quay_allocator *allocator, quay_raw_buffer *raw, quay_eve
   late_unlock();
 }
 
+/* Where a window begins in its block. */
+static uint64_t base_of(const quay_raw_buffer *raw) {
+  return raw->as.external.handle[1];
+}
+
+static void window(quay_allocator *allocator, const quay_raw_buffer *block, uint64_t offset,
+                   uint64_t size, quay_raw_buffer *out_raw) {
+  (void)allocator;
+  out_raw->arm = block->arm;
+  out_raw->as.external.handle[0] = block->as.external.handle[0];
+  out_raw->as.external.handle[1] = base_of(block) + offset;
+  out_raw->as.external.handle[2] = size;
+  out_raw->as.external.handle[3] = 1; /* it is a window */
+}
+
 static quay_status host_pointer(quay_allocator *allocator, const quay_raw_buffer *raw,
                                 void **out_pointer) {
   QUAY_TRY(late_enter(device_of(allocator), LATE_HOST_POINTER));
   const late_block *const block = late_block_of(raw, 0, 0, "host_pointer");
   if (block == NULL)
     return leave_without_block("host_pointer");
-  *out_pointer = block->bytes;
+  *out_pointer = block->bytes + base_of(raw);
   return late_leave();
 }
 
@@ -127,7 +144,7 @@ static quay_status address(quay_allocator *allocator, const quay_raw_buffer *raw
   const late_block *const block = late_block_of(raw, 0, 0, "address");
   if (block == NULL)
     return leave_without_block("address");
-  *out_address = block->by_address.begin;
+  *out_address = block->by_address.begin + base_of(raw);
   return late_leave();
 }
 
@@ -177,9 +194,16 @@ static quay_status move_and_leave(const char *what, const late_access *accesses,
 /* The range of a raw buffer as an access. False, with a violation, if it is not there. */
 static bool range_of(const quay_raw_buffer *raw, uint64_t offset, uint64_t size, bool write,
                      const char *what, late_access *out_access) {
-  late_block *const block = late_block_of(raw, offset, size, what);
+  const uint64_t *const handle = raw->as.external.handle;
+  if (handle[3] == 1 && (offset > handle[2] || size > handle[2] - offset)) {
+    late_report(LATE_VIOLATION_PROTOCOL,
+                "%s: %" PRIu64 " bytes from %" PRIu64 " reach outside of a window of %" PRIu64,
+                what, size, offset, handle[2]);
+    return false;
+  }
+  late_block *const block = late_block_of(raw, base_of(raw) + offset, size, what);
   *out_access = (late_access){
-      .place = {.block = block, .offset = offset},
+      .place = {.block = block, .offset = base_of(raw) + offset},
       .size = size,
       .write = write,
   };
@@ -411,6 +435,7 @@ static const quay_allocator_vtable table = {
     .lend = lend,
     .fill = fill,
     .stats = stats,
+    .window = window,
     .copy_in_async = copy_in_async,
     .copy_out_async = copy_out_async,
     .copy_within_async = copy_within_async,
