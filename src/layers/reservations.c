@@ -3,6 +3,7 @@
 #include "layers/reservations.h"
 
 #include "core/allocator_impl.h"
+#include "core/allocator_impl.h"
 #include "core/error.h"
 #include "core/os.h"
 
