@@ -109,15 +109,21 @@ uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want,
 
 /* Giving back. */
 
+/* Frees come in another order than the work that they wait for. */
+static void remember_latest(quay__pool *pool, quay__pool_stream *stream, quay_event *event) {
+  if (stream->latest != NULL && !quay__event_covers(event, stream->latest))
+    return;
+  quay__event_release_later(stream->latest, &pool->dead);
+  stream->latest = quay_event_retain(event);
+}
+
 void quay__pool_heap_put(quay__pool *pool, quay__extent *extent) {
   quay__pool_region *const region = quay__pool_region_of(extent);
   quay_event *const event = extent->user;
   uint32_t set = QUAY__POOL_READY;
   if (event != NULL) {
     set = quay__pool_stream_set(pool, event->stream_id);
-    quay__pool_stream *const stream = &pool->streams[set - QUAY__POOL_STREAMS];
-    quay__event_release_later(stream->latest, &pool->dead);
-    stream->latest = quay_event_retain(event);
+    remember_latest(pool, &pool->streams[set - QUAY__POOL_STREAMS], event);
   }
   quay__offsets_give(&pool->arenas[region->arena], extent, set);
 }

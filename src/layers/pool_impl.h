@@ -67,7 +67,7 @@ typedef struct quay__pool_region {
 /* A stream that memory was asked for, and the set of its number. */
 typedef struct quay__pool_stream {
   uint64_t id;        /* 0: the slot is unused */
-  quay_event *latest; /* a reference: of the extent that was put into the set last */
+  quay_event *latest; /* a reference: no event of the set is known to be later */
 } quay__pool_stream;
 
 enum {

@@ -100,7 +100,8 @@ static bool ask(quay__pool *pool, const question *questions, uint32_t count, boo
   return any;
 }
 
-/* After the last of each stream, all of it is ready. */
+/* After the last of each stream, all of it is ready, but for events of threads that recorded at the
+ * same time. */
 static bool ask_latest(quay__pool *pool, bool wait) {
   question questions[QUAY__POOL_STREAM_COUNT];
   uint32_t count = 0;
@@ -113,6 +114,33 @@ static bool ask_latest(quay__pool *pool, bool wait) {
   }
   quay__lock_release(&pool->lock);
   return ask(pool, questions, count, wait);
+}
+
+/* The event of some extent of a slot, retained; NULL: it has none. */
+static quay_event *any_event(quay__pool *pool, uint32_t slot) {
+  quay_event *event = NULL;
+  quay__lock_acquire(&pool->lock);
+  for (uint32_t i = 0; i < QUAY__POOL_ARENAS && event == NULL; i++) {
+    const quay__extent *const extent =
+        quay__offsets_largest(&pool->arenas[i], QUAY__POOL_STREAMS + slot);
+    event = extent != NULL ? quay_event_retain(extent->user) : NULL;
+  }
+  quay__lock_release(&pool->lock);
+  return event;
+}
+
+/* What is left of each slot, as long as events of it are done. */
+static bool ask_rest(quay__pool *pool, bool wait) {
+  bool any = false;
+  for (uint32_t slot = 0; slot < QUAY__POOL_STREAM_COUNT; slot++) {
+    question asked = {.slot = slot};
+    while ((asked.event = any_event(pool, slot)) != NULL) {
+      if (!ask(pool, &asked, 1, wait))
+        break;
+      any = true;
+    }
+  }
+  return any;
 }
 
 /* Streams that are busy all the time: the extents that would fit. */
@@ -214,8 +242,11 @@ bool quay__pool_poll(quay__pool *pool, const quay__pool_want *want) {
   if (!pool->has_streams)
     return false;
   bool any = ask_latest(pool, false);
-  if (!any && want != NULL)
+  if (want == NULL) {
+    any = ask_rest(pool, false) || any;
+  } else if (!any) {
     any = ask_candidates(pool, want);
+  }
   any = ask_held(pool, false) || any;
   quay__pool_bury(pool);
   return any;
@@ -225,6 +256,7 @@ void quay__pool_wait(quay__pool *pool) {
   if (!pool->has_streams)
     return;
   (void)ask_latest(pool, true);
+  (void)ask_rest(pool, true);
   (void)ask_held(pool, true);
   quay__pool_bury(pool);
 }
