@@ -134,6 +134,8 @@ static void cuda_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_even
 static const char *in_pieces(const quay__cuda_block *block, const quay_raw_buffer *raw) {
   if (block->how == QUAY__CUDA_SHARED)
     return "is exportable";
+  if (block->how == QUAY__CUDA_RESERVED)
+    return "is a reservation of addresses";
   if (block->host_bytes != 0)
     return "has a mirror";
   if (block->pointer != raw->as.cuda.pointer)
@@ -272,8 +274,13 @@ static void pinned_copy_info(quay_allocator *allocator, const quay_raw_buffer *d
 
 /* Opening. */
 
-static void make_vtable(quay_memory_kind kind, quay_allocator_vtable *out_vtable) {
+static void make_vtable(quay_memory_kind kind, bool pages, quay_allocator_vtable *out_vtable) {
   *out_vtable = device_vtable;
+  if (pages) {
+    out_vtable->reserve = quay__cuda_reserve;
+    out_vtable->commit = quay__cuda_commit;
+    out_vtable->decommit = quay__cuda_decommit;
+  }
   if (kind != QUAY_MEMORY_DEVICE)
     out_vtable->host_pointer = host_pointer;
   if (kind != QUAY_MEMORY_PINNED)
@@ -334,8 +341,9 @@ static quay_status open_on(quay_device *quay, quay_memory_kind kind,
   (void)snprintf(spec, sizeof spec, "%s%s%s", device->name,
                  kind != QUAY_MEMORY_DEVICE ? ",memory=" : "",
                  kind != QUAY_MEMORY_DEVICE ? quay_memory_kind_name(kind) : "");
+  const uint64_t page = kind == QUAY_MEMORY_DEVICE ? quay__cuda_page_size(device) : 0;
   quay_allocator_vtable vtable;
-  make_vtable(kind, &vtable);
+  make_vtable(kind, page != 0, &vtable);
   const quay_allocator_desc desc = {
       .vtable = &vtable,
       .self = self,
@@ -343,8 +351,9 @@ static quay_status open_on(quay_device *quay, quay_memory_kind kind,
       .spec = spec,
       .device = quay,
       .kind = kind,
-      .flags = flags_of(kind),
+      .flags = flags_of(kind) | (page != 0 ? QUAY_ALLOCATOR_WHOLE_PAGES : 0u),
       .alignment = DEFAULT_ALIGNMENT,
+      .page_size = page,
   };
   const quay_status status = quay_allocator_create(&desc, out_allocator);
   if (status != QUAY_OK)

@@ -37,8 +37,9 @@ static quay__cu_result take(quay__cuda_device *device, const quay__cuda_block_re
   }
   case QUAY__CUDA_SHARED:
     return quay__cuda_share_take(device, request->alignment, block);
-  case QUAY__CUDA_IMPORTED: /* share.c makes these two itself */
+  case QUAY__CUDA_IMPORTED: /* share.c makes these two itself, reserve.c the third */
   case QUAY__CUDA_IPC:
+  case QUAY__CUDA_RESERVED:
     break;
   }
   return QUAY__CU_NOT_SUPPORTED;
@@ -54,7 +55,8 @@ static quay_status fail_host(quay__cuda_device *device, quay__cu_result result, 
                         (unsigned long long)bytes, device->name, quay__cuda_result_name(result));
 }
 
-static quay_status fail_device(quay__cuda_device *device, quay__cu_result result, uint64_t bytes) {
+quay_status quay__cuda_fail_memory(quay__cuda_device *device, quay__cu_result result,
+                                   uint64_t bytes) {
   size_t free_bytes = 0, total_bytes = 0;
   if (result != QUAY__CU_OUT_OF_MEMORY) {
     return quay__cuda_fail(device, result, "can't allocate %llu bytes on %s",
@@ -70,11 +72,10 @@ static quay_status fail_device(quay__cuda_device *device, quay__cu_result result
 static quay_status fail_take(quay__cuda_device *device, const quay__cuda_block_request *request,
                              quay__cu_result result, uint64_t bytes) {
   return request->how == QUAY__CUDA_PINNED ? fail_host(device, result, bytes)
-                                           : fail_device(device, result, bytes);
+                                           : quay__cuda_fail_memory(device, result, bytes);
 }
 
-/* Gives back what is waiting to be, and what the driver itself keeps. */
-static void make_room(quay__cuda_device *device) {
+void quay__cuda_make_room(quay__cuda_device *device) {
   const quay__cuda_api *const api = device->api;
   (void)quay__cuda_blocks_collect(device, true);
   quay__cu_pool pool = NULL;
@@ -100,7 +101,7 @@ static quay_status take_memory(quay__cuda_scope *scope, const quay__cuda_block_r
   quay__cu_result result = take(device, request, block);
   if (result == QUAY__CU_OUT_OF_MEMORY) {
     QUAY_TRY(quay__cuda_relax(scope));
-    make_room(device);
+    quay__cuda_make_room(device);
     result = take(device, request, block);
   }
   return result == QUAY__CU_SUCCESS ? QUAY_OK : fail_take(device, request, result, block->bytes);
@@ -133,6 +134,8 @@ static quay__cu_result give_back_memory(quay__cuda_device *device, const quay__c
     return quay__cuda_share_give_back(device, block);
   case QUAY__CUDA_IPC:
     return api->cuIpcCloseMemHandle(block->pointer);
+  case QUAY__CUDA_RESERVED:
+    return quay__cuda_reserve_give_back(device, block);
   }
   return QUAY__CU_NOT_SUPPORTED;
 }
@@ -157,6 +160,7 @@ static bool end_block(quay__cuda_device *device, quay__cuda_block *block) {
 
 void quay__cuda_block_forget(quay__cuda_device *device, quay__cuda_block *block) {
   quay__cuda_event_give_back(device, block->ready);
+  quay__os_free(block->pages);
   quay__os_free(block);
 }
 

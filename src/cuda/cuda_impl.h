@@ -36,6 +36,7 @@ typedef enum quay__cuda_how {
   QUAY__CUDA_SHARED,   /* cuMemCreate, mapped: other processes can map it, too */
   QUAY__CUDA_IMPORTED, /* the same, created by another process */
   QUAY__CUDA_IPC,      /* cuIpcOpenMemHandle: another process's cuMemAlloc */
+  QUAY__CUDA_RESERVED, /* cuMemAddressReserve: addresses, with memory where it is committed */
 } quay__cuda_how;
 
 /* What was taken from the driver for one raw buffer: quay_raw_cuda.handle. 0 for memory that was
@@ -57,6 +58,9 @@ typedef struct quay__cuda_block {
   quay__cu_pointer reserved_at;
   uint64_t reserved_bytes;
   atomic_uint_fast64_t reached;
+  /* RESERVED: reserve.c's record of each page. `bytes` is what is committed. */
+  struct quay__cuda_page *pages;
+  uint64_t page_bytes, page_count;
   struct quay__cuda_device *device; /* IMPORTED and IPC, for whoever frees it: not retained */
 } quay__cuda_block;
 
@@ -78,6 +82,7 @@ typedef struct quay__cuda_device {
   quay__cu_context context;    /* primary, retained */
   quay__cu_stream free_stream; /* where memory is freed in order */
   bool has_pools;              /* cuMemAllocAsync can be used */
+  bool has_virtual_memory;     /* addresses and memory apart */
   bool can_share;              /* memory with file descriptors for other processes */
   bool concurrent_managed;     /* the host may touch managed memory while the device works */
   uint64_t total_bytes;
@@ -191,6 +196,30 @@ void quay__cuda_blocks_drop(quay__cuda_device *device);
 /* Makes `stream` wait until stream-ordered memory is there. */
 quay_status quay__cuda_block_order(quay__cuda_scope *scope, const quay_raw_buffer *raw,
                                    quay__cu_stream stream);
+
+/* Out of memory, with the device's figures, or whatever else the driver says. */
+quay_status quay__cuda_fail_memory(quay__cuda_device *device, quay__cu_result result,
+                                   uint64_t bytes);
+/* Gives back what is waiting to be, and what the driver itself keeps. The context is current, in
+ * relaxed mode. */
+void quay__cuda_make_room(quay__cuda_device *device);
+
+/* reserve.c */
+
+/* Bytes of a page; 0 where the device has no virtual memory management. */
+uint64_t quay__cuda_page_size(quay__cuda_device *device);
+quay_status quay__cuda_reserve(quay_allocator *allocator, uint64_t size, uint64_t alignment,
+                               quay_raw_buffer *out_raw);
+quay_status quay__cuda_commit(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                              uint64_t size);
+quay_status quay__cuda_decommit(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                                uint64_t size);
+/* Gives the scope's device access to the pages of a raw buffer, a part of a reservation of another
+ * device. */
+quay_status quay__cuda_reserve_reach(quay__cuda_scope *scope, const quay_raw_buffer *raw);
+/* Unmaps what is committed and gives the addresses back. The context is current. */
+quay__cu_result quay__cuda_reserve_give_back(quay__cuda_device *device,
+                                             const quay__cuda_block *block);
 
 /* share.c */
 

@@ -193,7 +193,8 @@ static quay_status describe(quay__cuda_device *device) {
                           device->name, device->product);
   }
   device->concurrent_managed = attribute(api, device->handle, QUAY__CU_DEVICE_CONCURRENT_MANAGED);
-  device->can_share = attribute(api, device->handle, QUAY__CU_DEVICE_VIRTUAL_MEMORY) &&
+  device->has_virtual_memory = attribute(api, device->handle, QUAY__CU_DEVICE_VIRTUAL_MEMORY);
+  device->can_share = device->has_virtual_memory &&
                       attribute(api, device->handle, QUAY__CU_DEVICE_FILE_DESCRIPTORS);
   device->has_pools = attribute(api, device->handle, QUAY__CU_DEVICE_MEMORY_POOLS) &&
                       api->cuMemAllocAsync != NULL && api->cuMemFreeAsync != NULL;

@@ -127,6 +127,8 @@ static bool is_mapped(const quay__cuda_block *block) {
 quay_status quay__cuda_share_reach(quay__cuda_scope *scope, const quay_raw_buffer *raw) {
   quay__cuda_device *const device = scope->device;
   quay__cuda_block *const block = quay__cuda_block_of(raw);
+  if (block != NULL && block->how == QUAY__CUDA_RESERVED && raw->as.cuda.device != device->ordinal)
+    return quay__cuda_reserve_reach(scope, raw);
   if (!is_mapped(block) || raw->as.cuda.device == device->ordinal)
     return QUAY_OK;
   const uint64_t bit = UINT64_C(1) << (unsigned)device->ordinal;
@@ -184,7 +186,7 @@ quay_status quay_cuda_export(quay_buffer *buffer, quay_cuda_shared *out_shared) 
                       "quay_cuda_export: the memory %s; allocate it with the option exportable, or "
                       "copy it to memory that was",
                       block != NULL && block->how != QUAY__CUDA_PLAIN &&
-                              block->how != QUAY__CUDA_ORDERED
+                              block->how != QUAY__CUDA_ORDERED && block->how != QUAY__CUDA_RESERVED
                           ? "is another process's"
                           : "was not allocated to be exported");
   }
@@ -406,9 +408,10 @@ static quay_status check_plain(const quay__cuda_block *block) {
       QUAY_STATUS_UNSUPPORTED,
       "quay_cuda_ipc_export: the memory %s, of which the driver gives no such handle; "
       "%s",
-      block->how == QUAY__CUDA_ORDERED  ? "was allocated in the order of a stream"
-      : block->how == QUAY__CUDA_SHARED ? "is exportable"
-                                        : "is another process's",
+      block->how == QUAY__CUDA_ORDERED    ? "was allocated in the order of a stream"
+      : block->how == QUAY__CUDA_SHARED   ? "is exportable"
+      : block->how == QUAY__CUDA_RESERVED ? "is a pool's"
+                                          : "is another process's",
       block->how == QUAY__CUDA_SHARED ? "use quay_cuda_export()" : "copy it to plain memory");
 }
 

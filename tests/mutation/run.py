@@ -38,14 +38,21 @@ def read_list():
     return [(title, parser[title]) for title in parser.sections()]
 
 
+def sources():
+    """Paths of all files of the project, also where it is no repository, or git is missing."""
+    try:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+            cwd=ROOT, check=True, capture_output=True,
+        ).stdout.decode()
+    except (OSError, subprocess.CalledProcessError):
+        files = (p.relative_to(ROOT) for p in ROOT.rglob("*") if p.is_file())
+        return [str(p) for p in files if p.parts[0] not in ("build", ".git")]
+    return [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
 def copy_sources(folder):
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, check=True, capture_output=True,
-    ).stdout.decode()
-    for name in filter(None, listed.split("\0")):
-        if not (ROOT / name).is_file():
-            continue
+    for name in sources():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name)
 
