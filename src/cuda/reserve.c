@@ -114,7 +114,7 @@ quay_status quay__cuda_reserve(quay_allocator *allocator, uint64_t size, uint64_
   QUAY_TRY(quay__cuda_enter(device, true, &scope));
   const quay_status status = reserve_entered(device, size, alignment, allocator->page_size, &block);
   quay__cuda_leave(&scope);
-  if (status != QUAY_OK)
+  if (status != QUAY_OK || block == NULL)
     return status;
   out_raw->arm = QUAY_RAW_CUDA;
   out_raw->as.cuda = (quay_raw_cuda){
@@ -215,9 +215,10 @@ static quay_status reach_commit(quay__cuda_device *device, quay__cuda_block *blo
     return QUAY_OK;
   const quay__cu_result result = set_access(device, block->pointer + page * block->page_bytes,
                                             first->span * block->page_bytes);
-  if (result != QUAY__CU_SUCCESS)
+  if (result != QUAY__CU_SUCCESS) {
     return quay__cuda_fail(device, result, "%s can't be given access to pages of another device",
                            device->name);
+  }
   atomic_fetch_or_explicit(&first->reached, bit, memory_order_release);
   return QUAY_OK;
 }
