@@ -47,8 +47,9 @@
  *                    Mirrored and exportable memory, and alignments above 2 MiB (4 KiB where the
  *                    backend has no pages), are blocks of their own and are not kept.
  *                    quay_raw_buffer_release_host() of its memory is UNSUPPORTED.
- *     keep=default   holds at most about a sixtieth more than was ever in use at once
- *     keep=tight     at most about a 250th more, for more calls of the driver
+ *     keep=default   holds about a sixtieth more than was ever in use at once; where that means
+ *                    giving memory back and taking it again all the time, up to an eighth more
+ *     keep=tight     a 250th more, at most a thirtieth, for more calls of the driver
  *     block=BYTES    what is taken from the backend at a time (a power of two from 64 KiB to 1
  * GiB); default: grows with what is taken already max=BYTES      reserves no more: LIMIT_EXCEEDED.
  * A share of the device's memory is written as max=50% */

@@ -105,8 +105,12 @@ static quay__extent *find_in(quay__pool *pool, list found, const quay__pool_want
   return NULL;
 }
 
+static bool is_kept(const quay__pool *pool, uint64_t size) {
+  return size <= pool->cache_bytes / 4;
+}
+
 static quay__extent *cache_take(quay__pool *pool, const quay__pool_want *want) {
-  quay__pool_cache *const cache = cache_of_thread(pool);
+  quay__pool_cache *const cache = is_kept(pool, want->size) ? cache_of_thread(pool) : NULL;
   if (cache == NULL)
     return NULL;
   quay__extent *extent = NULL;
@@ -156,8 +160,8 @@ static uint32_t make_room(quay__pool *pool, quay__pool_cache *cache, list into, 
 
 /* False: the thread keeps none, or not of this size. */
 static bool cache_put(quay__pool *pool, quay__extent *extent) {
-  quay__pool_cache *const cache = cache_of_thread(pool);
-  if (cache == NULL || extent->size > pool->cache_bytes / 4)
+  quay__pool_cache *const cache = is_kept(pool, extent->size) ? cache_of_thread(pool) : NULL;
+  if (cache == NULL)
     return false;
   quay__extent *gone[QUAY__POOL_CLASS_DEPTH];
   uint32_t gone_count = 0;
@@ -251,7 +255,8 @@ static quay__extent *take_batch(quay__pool *pool, const quay__pool_want *want) {
 /* Past the thread's lists. */
 static quay_status take_slowly(quay__pool *pool, const quay__pool_want *want,
                                quay__extent **out_extent) {
-  make_stock(pool);
+  if (is_kept(pool, want->size))
+    make_stock(pool);
   *out_extent = take_batch(pool, want);
   if (*out_extent == NULL && quay__pool_poll(pool, want))
     *out_extent = take_batch(pool, want);

@@ -26,6 +26,15 @@ enum {
 #define SLACK_SHIFT       6
 #define LEAST_SLACK       MIB
 
+/* What a piece that is given back may cost, in allocations of the program since the last one: where
+ * more is given back than that, the pool may hold more, up to a share of the peak. */
+#define COST_TIGHT        8
+#define COST              48
+#define EXTRA_SHIFT_TIGHT 5
+#define EXTRA_SHIFT       3
+#define EXTRA_STEP_SHIFT  8
+#define CREDIT_PIECES     64
+
 typedef struct part {
   quay__extent *extent; /* taken */
   bool bare;
@@ -66,7 +75,28 @@ static uint64_t unit_of(const quay__pool *pool) {
 static uint64_t target_of(const quay__pool *pool, uint64_t more) {
   const uint64_t peak = quay__max(pool->peak_used, pool->used + more);
   const uint64_t slack = peak >> (pool->tight ? SLACK_SHIFT_TIGHT : SLACK_SHIFT);
-  return peak + quay__max(slack, quay__max(LEAST_SLACK, pool->page));
+  return peak + quay__max(slack, quay__max(LEAST_SLACK, pool->page)) + pool->extra;
+}
+
+/* Whether giving back comes too dear; then the pool may hold a little more from now on. */
+static bool is_too_dear(quay__pool *pool) {
+  const uint64_t cost = pool->tight ? COST_TIGHT : COST;
+  const uint64_t most = pool->peak_used >> (pool->tight ? EXTRA_SHIFT_TIGHT : EXTRA_SHIFT);
+  if (pool->credit >= cost || pool->extra >= most)
+    return false;
+  pool->extra = quay__min(most, pool->extra + (pool->peak_used >> EXTRA_STEP_SHIFT) + pool->page);
+  return true;
+}
+
+void quay__pool_earn(quay__pool *pool) {
+  const uint64_t most = CREDIT_PIECES * (uint64_t)(pool->tight ? COST_TIGHT : COST);
+  if (pool->credit < most)
+    pool->credit++;
+}
+
+static void pay(quay__pool *pool) {
+  const uint64_t cost = pool->tight ? COST_TIGHT : COST;
+  pool->credit -= quay__min(cost, pool->credit);
 }
 
 /* Places. */
@@ -179,6 +209,7 @@ static void take_victim(quay__pool *pool, quay__extent *extent, uint64_t most, p
     if (quay__align_up(most, pool->page, &enough))
       end = quay__min(end, begin + enough);
   }
+  pay(pool);
   quay__extent *const victim = quay__pool_heap_part(pool, extent, begin, end - begin);
   out->victims[out->victim_count++] = victim;
   out->victim_bytes += victim->size;
@@ -329,7 +360,9 @@ static quay_status grow_pages(quay__pool *pool, const quay__pool_want *want,
   if (found.lowest != NULL) {
     take_place(pool, &found, &made);
     pool->committed += made.bare_bytes;
-    const uint64_t target = quay__min(target_of(pool, want->size), pool->max_bytes);
+    uint64_t target = quay__min(target_of(pool, want->size), pool->max_bytes);
+    if (made.bare_bytes > 0 && pool->committed > target && is_too_dear(pool))
+      target = quay__min(target_of(pool, want->size), pool->max_bytes);
     if (made.bare_bytes > 0 && pool->committed > target)
       take_victims(pool, pool->committed - target, &made);
     above_limit = pool->committed - quay__min(made.victim_bytes, pool->committed) > pool->max_bytes;

@@ -97,6 +97,7 @@ uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want,
                               quay__extent **out_extents, uint32_t count) {
   uint32_t taken = 0;
   quay__lock_acquire(&pool->lock);
+  quay__pool_earn(pool);
   if (pool->has_streams)
     make_stream_set(pool, want->stream);
   if (quay__offsets_provision(&pool->arenas[want->arena], SPARE_EXTENTS + 2 * count)) {

@@ -118,6 +118,8 @@ typedef struct quay__pool {
   uint64_t committed; /* bytes of the inner allocator's memory */
   uint64_t used;      /* bytes of taken extents, kept ones included */
   uint64_t peak_used;
+  uint64_t extra;  /* bytes that it may hold besides, so that less has to be given back */
+  uint64_t credit; /* what giving back may still cost, in allocations */
   quay__pool_stream streams[QUAY__POOL_STREAM_COUNT];
   /* Extents that work of several streams uses, or of one without a set: linked by `previous`, their
    * events by `user` in extents that are spare otherwise. */
@@ -198,6 +200,8 @@ void quay__pool_bury(quay__pool *pool);
 quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
                             quay__extent **out_extent);
 uint64_t quay__pool_release_free(quay__pool *pool);
+/* With the lock held: one allocation more, for which memory may be given back. */
+void quay__pool_earn(quay__pool *pool);
 
 /* pool_region.c */
 
