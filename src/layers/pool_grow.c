@@ -18,6 +18,7 @@ enum {
 };
 
 #define MIB           ((uint64_t)1 << 20)
+#define FIRST_UNIT    (24 * MIB)
 #define LARGEST_UNIT  (32 * MIB)
 #define LEAST_BLOCK   (2 * MIB)
 #define LARGEST_BLOCK (256 * MIB)
@@ -34,6 +35,9 @@ enum {
 #define EXTRA_SHIFT       3
 #define EXTRA_STEP_SHIFT  8
 #define CREDIT_PIECES     64
+/* Where a piece is a handle of the driver's. */
+#define COST_HANDLE    256
+#define CREDIT_HANDLES 16
 
 typedef struct part {
   quay__extent *extent; /* taken */
@@ -43,6 +47,7 @@ typedef struct part {
 typedef struct plan {
   uint64_t begin, end; /* of the parts, in their region */
   uint64_t bare_bytes; /* to be committed */
+  uint64_t piece;      /* bytes of one commit at most */
   part parts[PARTS];
   uint32_t part_count;
   quay__extent *victims[VICTIMS];
@@ -63,12 +68,21 @@ static uint64_t power_below(uint64_t value) {
   return value == 0 ? 0 : UINT64_C(1) << (63 - __builtin_clzll(value));
 }
 
-/* Bytes of one commit: each costs the same, so they grow with what there is. */
+/* Bytes of one commit at least, where commits are what costs: they grow with what there is. */
 static uint64_t unit_of(const quay__pool *pool) {
   if (pool->block_bytes != 0)
     return quay__max(pool->block_bytes, pool->page);
-  const uint64_t share = power_below(pool->committed >> (pool->tight ? 10 : 8));
-  return quay__max(quay__min(share, LARGEST_UNIT), pool->page);
+  const uint64_t share = power_below(pool->committed >> (pool->tight ? 9 : 3));
+  const uint64_t most = pool->committed >> 7 > FIRST_UNIT ? LARGEST_UNIT : FIRST_UNIT;
+  return quay__max(quay__min(share, most), pool->page);
+}
+
+/* Bytes of one commit at most: the larger, the fewer, and the less often one is wholly free. */
+static uint64_t largest_commit(const quay__pool *pool) {
+  const uint64_t unit = unit_of(pool);
+  if (pool->tight || pool->block_bytes != 0)
+    return unit;
+  return quay__max(quay__max(unit, LARGEST_UNIT), power_below(pool->committed >> 5));
 }
 
 /* What the pool may hold once `more` bytes are in use besides. */
@@ -78,9 +92,15 @@ static uint64_t target_of(const quay__pool *pool, uint64_t more) {
   return peak + quay__max(slack, quay__max(LEAST_SLACK, pool->page)) + pool->extra;
 }
 
+static uint64_t cost_of(const quay__pool *pool) {
+  if (pool->tight)
+    return COST_TIGHT;
+  return pool->whole_pages ? COST_HANDLE : COST;
+}
+
 /* Whether giving back comes too dear; then the pool may hold a little more from now on. */
 static bool is_too_dear(quay__pool *pool) {
-  const uint64_t cost = pool->tight ? COST_TIGHT : COST;
+  const uint64_t cost = cost_of(pool);
   const uint64_t most = pool->peak_used >> (pool->tight ? EXTRA_SHIFT_TIGHT : EXTRA_SHIFT);
   if (pool->credit >= cost || pool->extra >= most)
     return false;
@@ -89,14 +109,14 @@ static bool is_too_dear(quay__pool *pool) {
 }
 
 void quay__pool_earn(quay__pool *pool) {
-  const uint64_t most = CREDIT_PIECES * (uint64_t)(pool->tight ? COST_TIGHT : COST);
+  const uint64_t pieces = pool->whole_pages && !pool->tight ? CREDIT_HANDLES : CREDIT_PIECES;
+  const uint64_t most = pieces * cost_of(pool);
   if (pool->credit < most)
     pool->credit++;
 }
 
 static void pay(quay__pool *pool) {
-  const uint64_t cost = pool->tight ? COST_TIGHT : COST;
-  pool->credit -= quay__min(cost, pool->credit);
+  pool->credit -= quay__min(cost_of(pool), pool->credit);
 }
 
 /* Places. */
@@ -171,7 +191,7 @@ static place find_place(const quay__pool *pool, const quay__pool_want *want) {
 }
 
 /* Takes the place: the parts that there is memory for as far as it reaches, bare ones in pages, and
- * the last one rounded up to a whole unit where units are what costs. */
+ * a unit at least where it is commits that cost. */
 static void take_place(quay__pool *pool, const place *found, plan *out) {
   const uint64_t unit = pool->whole_pages ? unit_of(pool) : pool->page;
   quay__extent *each = found->lowest;
@@ -185,9 +205,7 @@ static void take_place(quay__pool *pool, const place *found, plan *out) {
     if (bare) {
       begin = quay__align_down(begin, pool->page);
       (void)quay__align_up(end, pool->page, &end);
-      uint64_t rounded = end - begin;
-      (void)quay__align_up(rounded, unit, &rounded);
-      end = quay__min(begin + rounded, each->offset + each->size);
+      end = quay__min(begin + quay__max(end - begin, unit), each->offset + each->size);
       out->bare_bytes += end - begin;
     }
     out->parts[out->part_count++] =
@@ -258,14 +276,13 @@ static void end_victims(quay__pool *pool, plan *made) {
   quay__lock_release(&pool->lock);
 }
 
-static quay_status commit_parts(quay__pool *pool, const plan *made, uint64_t unit,
-                                uint32_t *out_done) {
+static quay_status commit_parts(quay__pool *pool, const plan *made, uint32_t *out_done) {
   for (*out_done = 0; *out_done < made->part_count; ++*out_done) {
     const part *const each = &made->parts[*out_done];
     if (!each->bare)
       continue;
     QUAY_TRY(quay__pool_commit(pool, quay__pool_region_of(each->extent), each->extent->offset,
-                               each->extent->size, unit));
+                               each->extent->size, made->piece));
   }
   return QUAY_OK;
 }
@@ -324,12 +341,11 @@ static quay__extent *join_parts(quay__pool *pool, const plan *made) {
   return whole;
 }
 
-static quay_status carry_out(quay__pool *pool, plan *made, uint64_t unit,
-                             quay__extent **out_extent) {
+static quay_status carry_out(quay__pool *pool, plan *made, quay__extent **out_extent) {
   if (made->victim_count > 0)
     end_victims(pool, made);
   uint32_t done = 0;
-  const quay_status status = commit_parts(pool, made, unit, &done);
+  const quay_status status = commit_parts(pool, made, &done);
   if (status != QUAY_OK) {
     undo(pool, made, done);
     return status;
@@ -354,7 +370,7 @@ static quay_status grow_pages(quay__pool *pool, const quay__pool_want *want,
   *out_extent = NULL;
   quay__lock_acquire(&pool->lock);
   const bool room = provision(pool);
-  const uint64_t unit = unit_of(pool);
+  made.piece = largest_commit(pool);
   const place found = room ? find_place(pool, want) : (place){.lowest = NULL};
   bool above_limit = false;
   if (found.lowest != NULL) {
@@ -377,7 +393,7 @@ static quay_status grow_pages(quay__pool *pool, const quay__pool_want *want,
     undo(pool, &made, 0);
     return fail_limit(pool, made.bare_bytes);
   }
-  return carry_out(pool, &made, unit, out_extent);
+  return carry_out(pool, &made, out_extent);
 }
 
 /* By blocks. */

@@ -222,10 +222,10 @@ void quay__pool_region_end(quay__pool *pool, quay__pool_region *region, quay_eve
 void quay__pool_direct_end(quay__pool *pool, quay__pool_region *region, quay_event *const *pending,
                            size_t count);
 
-/* Commits pages of a region, in pieces of `unit` where pages go back whole. Nothing is left on
- * error. The thread of the extent alone may call it. */
+/* Commits pages of a region, in pieces of at most `piece` bytes where pages go back whole. Nothing
+ * is left on error. The thread of the extent alone may call it. */
 quay_status quay__pool_commit(quay__pool *pool, quay__pool_region *region, uint64_t offset,
-                              uint64_t size, uint64_t unit);
+                              uint64_t size, uint64_t piece);
 /* False, and logged: they stay. */
 bool quay__pool_decommit(quay__pool *pool, quay__pool_region *region, uint64_t offset,
                          uint64_t size);

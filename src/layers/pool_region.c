@@ -154,10 +154,10 @@ static quay_status commit_one(quay__pool *pool, quay__pool_region *region, uint6
 }
 
 quay_status quay__pool_commit(quay__pool *pool, quay__pool_region *region, uint64_t offset,
-                              uint64_t size, uint64_t unit) {
-  const uint64_t piece = pool->whole_pages ? unit : size;
+                              uint64_t size, uint64_t piece) {
+  const uint64_t most = pool->whole_pages ? piece : size;
   for (uint64_t done = 0; done < size;) {
-    const uint64_t part = quay__min(piece, size - done);
+    const uint64_t part = quay__min(most, size - done);
     const quay_status status = commit_one(pool, region, offset + done, part);
     if (status != QUAY_OK) {
       if (done > 0)
