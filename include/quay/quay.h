@@ -18,5 +18,6 @@
 #include <quay/status.h>
 #include <quay/stream.h>
 #include <quay/version.h>
+#include <quay/vulkan.h>
 
 #endif

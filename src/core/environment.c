@@ -63,3 +63,7 @@ quay_status quay__environment_check(void) {
 const char *quay__environment_cuda_library(void) {
   return value_of("QUAY_CUDA_LIBRARY");
 }
+
+const char *quay__environment_vulkan_library(void) {
+  return value_of("QUAY_VULKAN_LIBRARY");
+}

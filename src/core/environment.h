@@ -24,4 +24,7 @@ quay_status quay__environment_check(void);
  * names. */
 const char *quay__environment_cuda_library(void);
 
+/* $QUAY_VULKAN_LIBRARY: the Vulkan loader's library, likewise. */
+const char *quay__environment_vulkan_library(void);
+
 #endif

@@ -109,5 +109,6 @@ quay_status quay_shutdown(void) {
   quay__workers_stop();
   (void)quay__staging_memory_trim();
   quay__cuda_shutdown();
+  quay__vulkan_shutdown();
   return QUAY_OK;
 }

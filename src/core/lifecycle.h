@@ -33,6 +33,8 @@ void quay__mmap_file_allocator_drop(void);
 /* Gives up the devices that the CUDA backend keeps. The CUDA backend, or its stub, implements it.
  */
 void quay__cuda_shutdown(void);
+/* The same of the Vulkan backend. */
+void quay__vulkan_shutdown(void);
 
 /* Gives memory that was freed and whose work is done back to the driver, on every device, and
  * returns its bytes. Keeps the thread's error. */
