@@ -31,7 +31,7 @@ function(quay_target_defaults target)
   target_compile_definitions(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:C>:_GNU_SOURCE>
     QUAY_WITH_CUDA=$<BOOL:${QUAY_CUDA}>
-    QUAY_WITH_VULKAN=$<BOOL:${QUAY_VULKAN}>
+    QUAY_WITH_VULKAN=$<BOOL:${quay_vulkan}>
     QUAY_WITH_SAFETENSORS=$<BOOL:${QUAY_SAFETENSORS}>)
   set_target_properties(${target} PROPERTIES
     C_STANDARD 11 C_STANDARD_REQUIRED ON C_EXTENSIONS OFF

@@ -3,7 +3,7 @@
 #   quay_add_test(NAME unit.dtype SOURCES dtype.c
 #                 [LIBRARIES lib...] [LABELS label...] [ARGUMENTS arg...]
 #                 [ENVIRONMENT VAR=value...] [TIMEOUT seconds] [RESOURCE name] [SERIAL]
-#                 [SIMCUDA])
+#                 [SIMCUDA] [VULKAN])
 #     A program of Criterion tests and one run of it. The program is named test_unit_dtype.
 #
 #   quay_add_test_run(NAME contract.track+cpu PROGRAM test_contract ...the same options)
@@ -19,6 +19,10 @@
 # SIMCUDA: the CUDA driver that the test finds is the simulated one (tests/sim_cuda), and what that
 # reports at exit makes the test fail. Programs may take its control functions from
 # sim_cuda/control.h.
+#
+# VULKAN: the Vulkan loader that the test finds is the shim before the real one
+# (tests/support/vulkan_shim), and a message of the validation layer makes the test fail. Without a
+# Vulkan device the tests are skipped.
 #
 # RESOURCE names something that only one test at a time may use (a device, a large amount of memory).
 
@@ -89,7 +93,7 @@ set(quay_test_one_value NAME PROGRAM SCRIPT TIMEOUT RESOURCE)
 set(quay_test_many_values SOURCES LIBRARIES LABELS ARGUMENTS ENVIRONMENT)
 
 macro(quay_parse_test_arguments)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "SERIAL;SIMCUDA" "${quay_test_one_value}"
+  cmake_parse_arguments(PARSE_ARGV 0 arg "SERIAL;SIMCUDA;VULKAN" "${quay_test_one_value}"
     "${quay_test_many_values}")
   if(arg_UNPARSED_ARGUMENTS)
     message(FATAL_ERROR "unknown arguments: ${arg_UNPARSED_ARGUMENTS}")
@@ -97,6 +101,10 @@ macro(quay_parse_test_arguments)
   if(arg_SIMCUDA)
     list(APPEND arg_ENVIRONMENT "QUAY_CUDA_LIBRARY=$<TARGET_FILE:quay_simcuda>"
       "SIMCUDA_STRICT=1")
+  endif()
+  if(arg_VULKAN)
+    list(APPEND arg_ENVIRONMENT "QUAY_VULKAN_LIBRARY=$<TARGET_FILE:quay_vulkan_shim>"
+      "VKSHIM_VALIDATE=1")
   endif()
 endmacro()
 
@@ -132,6 +140,10 @@ function(quay_add_test)
   if(arg_SIMCUDA)
     add_dependencies(${program} quay_simcuda)
     target_link_libraries(${program} PRIVATE quay_simcuda_control)
+  endif()
+  if(arg_VULKAN)
+    add_dependencies(${program} quay_vulkan_shim)
+    target_link_libraries(${program} PRIVATE quay_vulkan_shim_control)
   endif()
   quay_add_test_run(NAME ${arg_NAME} PROGRAM ${program} LABELS ${arg_LABELS}
     ARGUMENTS ${arg_ARGUMENTS} ENVIRONMENT ${arg_ENVIRONMENT} TIMEOUT ${arg_TIMEOUT}

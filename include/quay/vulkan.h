@@ -22,10 +22,8 @@ typedef enum quay_vulkan_memory_kind {
   /* "host": host memory that the device reads (HOST_VISIBLE, HOST_COHERENT), often not cached: to
    * be written by the processor in order, and slow to be read by it. Of kind QUAY_MEMORY_PINNED. */
   QUAY_VULKAN_HOST = 1,
-  /* "cached": the same, cached by the processor (HOST_CACHED): to be read by it. Where it is not
-   * coherent, the processor sees what the device wrote when the pointer is taken anew, and the
-   * device what the processor wrote after quay_buffer_flush() and at accesses and copies. Of kind
-   * QUAY_MEMORY_PINNED. */
+  /* "cached": the same, cached by the processor (HOST_CACHED): to be read by it. Unsupported where
+   * no such memory is coherent. Of kind QUAY_MEMORY_PINNED. */
   QUAY_VULKAN_CACHED = 2,
 } quay_vulkan_memory_kind;
 

@@ -100,6 +100,22 @@ static const contract_target contract_targets[] = {
         .cannot[CONTRACT_RELEASE] = "managed memory is not pageable host memory",
         .too_large = QUAY_STATUS_OUT_OF_DEVICE_MEMORY,
     },
+    {
+        .backend = "vulkan",
+        .kind = QUAY_MEMORY_DEVICE,
+        .cannot[CONTRACT_HOST_ACCESS] = "it is memory of a device",
+        .cannot[CONTRACT_ADOPT] = "it is memory of a device; quay_vulkan_adopt() takes buffers",
+        .cannot[CONTRACT_RELEASE] = "it is memory of a device; quay_vulkan_release() gives it away",
+        .exports = true,
+        .too_large = QUAY_STATUS_OUT_OF_DEVICE_MEMORY,
+    },
+    {
+        .backend = "vulkan",
+        .kind = QUAY_MEMORY_PINNED,
+        .cannot[CONTRACT_ADOPT] = "host-visible memory is adopted by quay_vulkan_adopt()",
+        .cannot[CONTRACT_RELEASE] = "host-visible memory is not pageable host memory",
+        .too_large = QUAY_STATUS_OUT_OF_HOST_MEMORY,
+    },
 };
 
 #endif

@@ -69,7 +69,7 @@ Test(registry, a_backend_that_is_not_on_this_machine_is_unavailable_and_told_wit
   quay_allocator *allocator = NULL;
   CHECK_FAILS(quay_allocator_open("cuda:99", &allocator), QUAY_STATUS_UNAVAILABLE);
   CHECK_MESSAGE("cpu");
-  CHECK_FAILS(quay_allocator_open("track+vulkan", &allocator), QUAY_STATUS_UNAVAILABLE);
+  CHECK_FAILS(quay_allocator_open("track+vulkan:99", &allocator), QUAY_STATUS_UNAVAILABLE);
   cr_assert_null(allocator);
 }
 

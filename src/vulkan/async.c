@@ -1,0 +1,104 @@
+/* Copies and fills on a stream. Host memory that the device does not know is done with on return.
+ */
+#include "core/checked.h"
+#include "core/error.h"
+#include "vulkan/vulkan_impl.h"
+
+static quay_status begin(const quay__vulkan *self, uint64_t stream, quay__vulkan_lane **out_lane) {
+  quay__vulkan_queue *const queue = quay__vulkan_queue_of(self->device, stream);
+  if (queue == NULL) {
+    return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, "vulkan", 0, NULL,
+                          "the stream is on no queue of %s", self->device->name);
+  }
+  return quay__vulkan_lane_take(queue, out_lane);
+}
+
+/* What failed half-way may have submitted something that uses the caller's memory. */
+static quay_status end(quay__vulkan_lane *lane, quay_status status) {
+  if (status != QUAY_OK)
+    status = quay__vulkan_lane_settle(lane, status);
+  quay__vulkan_lane_give_back(lane);
+  return status;
+}
+
+/* The place of host memory that the device reaches; false if it does not. */
+static bool find_pinned(quay__vulkan_device *device, const void *memory, uint64_t size,
+                        quay__vulkan_place *out_place) {
+  quay__vulkan_block *const block = quay__vulkan_block_at(device, memory, size);
+  if (block == NULL)
+    return false;
+  const uint64_t at = (uint64_t)(uintptr_t)memory - (uint64_t)(uintptr_t)block->host;
+  *out_place = (quay__vulkan_place){
+      .buffer = block->buffer,
+      .offset = at,
+      .host = block->host + at,
+      .block = block,
+  };
+  return true;
+}
+
+quay_status quay__vulkan_copy_in_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                       uint64_t offset, const void *source, uint64_t size,
+                                       uint64_t stream) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__vulkan_place to = quay__vulkan_place_of(self, destination, offset);
+  quay__vulkan_place from;
+  quay__vulkan_lane *lane = NULL;
+  QUAY_TRY(begin(self, stream, &lane));
+  return end(lane, find_pinned(self->device, source, size, &from)
+                       ? quay__vulkan_move(lane, &to, &from, size)
+                       : quay__vulkan_upload(lane, &to, source, size));
+}
+
+quay_status quay__vulkan_copy_out_async(quay_allocator *allocator, const quay_raw_buffer *source,
+                                        uint64_t offset, void *destination, uint64_t size,
+                                        uint64_t stream) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__vulkan_place from = quay__vulkan_place_of(self, source, offset);
+  quay__vulkan_place to;
+  quay__vulkan_lane *lane = NULL;
+  QUAY_TRY(begin(self, stream, &lane));
+  return end(lane, find_pinned(self->device, destination, size, &to)
+                       ? quay__vulkan_move(lane, &to, &from, size)
+                       : quay__vulkan_download(lane, &from, destination, size));
+}
+
+static quay_status copy_places(const quay__vulkan *self, const quay__vulkan_place *to,
+                               const quay__vulkan_place *from, uint64_t size, uint64_t stream) {
+  quay__vulkan_lane *lane = NULL;
+  QUAY_TRY(begin(self, stream, &lane));
+  return end(lane, quay__vulkan_move(lane, to, from, size));
+}
+
+quay_status quay__vulkan_copy_within_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                           uint64_t destination_offset,
+                                           const quay_raw_buffer *source, uint64_t source_offset,
+                                           uint64_t size, uint64_t stream) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__vulkan_place to = quay__vulkan_place_of(self, destination, destination_offset);
+  const quay__vulkan_place from =
+      quay__vulkan_place_of(quay__vulkan_of(source->owner), source, source_offset);
+  return copy_places(self, &to, &from, size, stream);
+}
+
+quay_status quay__vulkan_fill_async(quay_allocator *allocator, quay_raw_buffer *raw,
+                                    uint64_t offset, uint64_t size, const void *pattern,
+                                    size_t pattern_size, uint64_t stream) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__vulkan_place place = quay__vulkan_place_of(self, raw, offset);
+  quay__vulkan_lane *lane = NULL;
+  QUAY_TRY(begin(self, stream, &lane));
+  return end(lane, quay__vulkan_submit_fill(lane, &place, size, pattern, pattern_size));
+}
+
+quay_status quay__vulkan_copy_across_async(quay_allocator *allocator, quay_raw_buffer *destination,
+                                           uint64_t destination_offset,
+                                           const quay_raw_buffer *source, uint64_t source_offset,
+                                           uint64_t size, uint64_t stream) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__vulkan *const receiver = quay__vulkan_of(destination->owner);
+  const quay__vulkan_place to = quay__vulkan_place_of(receiver, destination, destination_offset);
+  const quay__vulkan_place from =
+      quay__vulkan_place_of(quay__vulkan_of(source->owner), source, source_offset);
+  return copy_places(self, &to, &from, size, stream);
+}

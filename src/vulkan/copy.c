@@ -1,0 +1,279 @@
+/* Blocking copies, and the parts of copies that go over a lane. Memory that the processor reaches
+ * at full speed it copies itself. */
+#include <string.h>
+
+#include "core/allocator_impl.h"
+#include "core/checked.h"
+#include "core/error.h"
+#include "core/host_copy.h"
+#include "vulkan/vulkan_impl.h"
+
+/* Overlapping ranges that lie this far apart are copied piece by piece at once; closer ones go
+ * through memory of their own. */
+#define NEAR_BYTES ((uint64_t)1 << 20)
+
+/* Places. */
+
+quay__vulkan_place quay__vulkan_place_in(quay__vulkan_span *span, uint64_t offset) {
+  quay__vulkan_block *const block = span->block;
+  const uint64_t at = span->offset + offset;
+  return (quay__vulkan_place){
+      .buffer = block->buffer,
+      .offset = at,
+      .host = block->host != NULL ? block->host + at : NULL,
+      .block = block,
+  };
+}
+
+quay__vulkan_place quay__vulkan_place_of(const quay__vulkan *self, const quay_raw_buffer *raw,
+                                         uint64_t offset) {
+  const quay_raw_vulkan *const arm = &raw->as.vulkan;
+  quay__vulkan_span *const span = quay__vulkan_span_of(raw);
+  quay__vulkan_place place = {
+      .buffer = QUAY__VULKAN_TO_HANDLE(VkBuffer, arm->buffer),
+      .offset = arm->offset + offset,
+      .block = span != NULL ? span->block : NULL,
+  };
+  /* Memory of kind device is left to the device, unless it is ordinary memory, as of a processor
+   * that plays the device. */
+  if (arm->host_pointer != 0 &&
+      (self->kind != QUAY_VULKAN_DEVICE || self->device->types[QUAY_VULKAN_DEVICE].mapped))
+    place.host = (unsigned char *)(uintptr_t)arm->host_pointer + offset;
+  return place;
+}
+
+static quay__vulkan_place advanced(const quay__vulkan_place *place, uint64_t by) {
+  quay__vulkan_place moved = *place;
+  moved.offset += by;
+  if (moved.host != NULL)
+    moved.host += by;
+  return moved;
+}
+
+/* Over a lane. */
+
+void quay__vulkan_record_copy(const quay__vulkan_lane *lane, unsigned slot, VkBuffer destination,
+                              uint64_t to, VkBuffer source, uint64_t from, uint64_t size) {
+  const VkBufferCopy region = {.srcOffset = from, .dstOffset = to, .size = size};
+  lane->queue->device->api.vkCmdCopyBuffer(lane->slots[slot].commands, source, destination, 1,
+                                           &region);
+}
+
+static quay_status submit_copy(quay__vulkan_lane *lane, unsigned slot,
+                               const quay__vulkan_place *destination,
+                               const quay__vulkan_place *source, uint64_t size) {
+  QUAY_TRY(quay__vulkan_slot_begin(lane, slot));
+  quay__vulkan_record_copy(lane, slot, destination->buffer, destination->offset, source->buffer,
+                           source->offset, size);
+  return quay__vulkan_slot_submit(lane, slot);
+}
+
+quay_status quay__vulkan_upload(quay__vulkan_lane *lane, const quay__vulkan_place *destination,
+                                const void *source, uint64_t size) {
+  unsigned slot = 0;
+  for (uint64_t done = 0; done < size; slot ^= 1) {
+    const uint64_t part = quay__min(size - done, QUAY__VULKAN_CHUNK_BYTES);
+    quay__vulkan_span *span = NULL;
+    QUAY_TRY(quay__vulkan_slot_up(lane, slot, part, &span));
+    const quay__vulkan_place from = quay__vulkan_place_in(span, 0);
+    const quay__vulkan_place to = advanced(destination, done);
+    quay__host_copy(from.host, (const unsigned char *)source + done, part, 0);
+    QUAY_TRY(submit_copy(lane, slot, &to, &from, part));
+    done += part;
+  }
+  return QUAY_OK;
+}
+
+/* The part of a download that chunk `number` is; false beyond the end. */
+static bool chunk_of(uint64_t size, uint64_t number, uint64_t *out_at, uint64_t *out_part) {
+  *out_at = number * QUAY__VULKAN_CHUNK_BYTES;
+  *out_part = *out_at < size ? quay__min(size - *out_at, QUAY__VULKAN_CHUNK_BYTES) : 0;
+  return *out_part != 0;
+}
+
+static quay_status submit_chunk(quay__vulkan_lane *lane, const quay__vulkan_place *source,
+                                uint64_t size, uint64_t number) {
+  uint64_t at, part;
+  if (!chunk_of(size, number, &at, &part))
+    return QUAY_OK;
+  const unsigned slot = number & 1;
+  quay__vulkan_span *span = NULL;
+  QUAY_TRY(quay__vulkan_slot_down(lane, slot, part, &span));
+  const quay__vulkan_place to = quay__vulkan_place_in(span, 0);
+  const quay__vulkan_place from = advanced(source, at);
+  return submit_copy(lane, slot, &to, &from, part);
+}
+
+quay_status quay__vulkan_download(quay__vulkan_lane *lane, const quay__vulkan_place *source,
+                                  void *destination, uint64_t size) {
+  uint64_t at, part;
+  QUAY_TRY(submit_chunk(lane, source, size, 0));
+  for (uint64_t number = 0; chunk_of(size, number, &at, &part); number++) {
+    QUAY_TRY(submit_chunk(lane, source, size, number + 1));
+    QUAY_TRY(quay__vulkan_slot_wait(lane, number & 1));
+    const quay__vulkan_place from = quay__vulkan_place_in(lane->slots[number & 1].down, 0);
+    QUAY_TRY(quay__vulkan_invalidate(from.block, from.offset, part));
+    quay__host_copy((unsigned char *)destination + at, from.host, part, 0);
+  }
+  return QUAY_OK;
+}
+
+/* In pieces that don't overlap, from the end that is not overwritten too early, with each after the
+ * one before. */
+static quay_status move_in_pieces(quay__vulkan_lane *lane, const quay__vulkan_place *destination,
+                                  const quay__vulkan_place *source, uint64_t size, uint64_t piece) {
+  const bool backwards = destination->offset > source->offset;
+  QUAY_TRY(quay__vulkan_slot_begin(lane, 0));
+  for (uint64_t done = 0; done < size;) {
+    const uint64_t part = quay__min(size - done, piece);
+    const uint64_t at = backwards ? size - done - part : done;
+    if (done != 0)
+      quay__vulkan_barrier(lane->queue->device, lane->slots[0].commands);
+    quay__vulkan_record_copy(lane, 0, destination->buffer, destination->offset + at, source->buffer,
+                             source->offset + at, part);
+    done += part;
+  }
+  return quay__vulkan_slot_submit(lane, 0);
+}
+
+static quay_status move_through_bounce(quay__vulkan_lane *lane,
+                                       const quay__vulkan_place *destination,
+                                       const quay__vulkan_place *source, uint64_t size) {
+  const bool backwards = destination->offset > source->offset;
+  quay__vulkan_device *const device = lane->queue->device;
+  quay__vulkan_span *span = NULL;
+  QUAY_TRY(quay__vulkan_lane_bounce(lane, quay__min(size, QUAY__VULKAN_CHUNK_BYTES), &span));
+  const quay__vulkan_place bounce = quay__vulkan_place_in(span, 0);
+  QUAY_TRY(quay__vulkan_slot_begin(lane, 0));
+  VkCommandBuffer commands = lane->slots[0].commands;
+  for (uint64_t done = 0; done < size;) {
+    const uint64_t part = quay__min(size - done, span->size);
+    const uint64_t at = backwards ? size - done - part : done;
+    if (done != 0)
+      quay__vulkan_barrier(device, commands);
+    quay__vulkan_record_copy(lane, 0, bounce.buffer, bounce.offset, source->buffer,
+                             source->offset + at, part);
+    quay__vulkan_barrier(device, commands);
+    quay__vulkan_record_copy(lane, 0, destination->buffer, destination->offset + at, bounce.buffer,
+                             bounce.offset, part);
+    done += part;
+  }
+  return quay__vulkan_slot_submit(lane, 0);
+}
+
+quay_status quay__vulkan_move(quay__vulkan_lane *lane, const quay__vulkan_place *destination,
+                              const quay__vulkan_place *source, uint64_t size) {
+  const uint64_t to = destination->offset, from = source->offset;
+  const uint64_t distance = to > from ? to - from : from - to;
+  if (destination->buffer != source->buffer || distance >= size)
+    return move_in_pieces(lane, destination, source, size, size);
+  if (distance == 0)
+    return QUAY_OK;
+  if (distance >= NEAR_BYTES)
+    return move_in_pieces(lane, destination, source, size, distance);
+  return move_through_bounce(lane, destination, source, size);
+}
+
+/* Blocking. */
+
+/* Memory that the program made may be for the queues of streams alone. */
+static quay_status take_lane(const quay__vulkan *self, const quay__vulkan_place *a,
+                             const quay__vulkan_place *b, bool reading,
+                             quay__vulkan_lane **out_lane) {
+  const bool any = a->block != NULL && (b == NULL || b->block != NULL);
+  return quay__vulkan_lane_take(quay__vulkan_copy_queue(self->device, any, reading), out_lane);
+}
+
+static quay_status finish(quay__vulkan_lane *lane, quay_status status) {
+  status = quay__vulkan_lane_settle(lane, status);
+  quay__vulkan_lane_give_back(lane);
+  return status;
+}
+
+quay_status quay__vulkan_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
+                                 uint64_t offset, const void *source, uint64_t size) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__vulkan_place to = quay__vulkan_place_of(self, destination, offset);
+  if (to.host != NULL)
+    return quay__host_try_move(to.host, source, size);
+  quay__vulkan_lane *lane = NULL;
+  QUAY_TRY(take_lane(self, &to, NULL, false, &lane));
+  return finish(lane, quay__vulkan_upload(lane, &to, source, size));
+}
+
+quay_status quay__vulkan_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
+                                  uint64_t offset, void *destination, uint64_t size) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__vulkan_place from = quay__vulkan_place_of(self, source, offset);
+  if (from.host != NULL)
+    return quay__host_try_move(destination, from.host, size);
+  quay__vulkan_lane *lane = NULL;
+  QUAY_TRY(take_lane(self, &from, NULL, true, &lane));
+  return finish(lane, quay__vulkan_download(lane, &from, destination, size));
+}
+
+static quay_status copy_places(const quay__vulkan *self, const quay__vulkan_place *to,
+                               const quay__vulkan_place *from, uint64_t size) {
+  if (to->host != NULL && from->host != NULL)
+    return quay__host_try_move(to->host, from->host, size);
+  quay__vulkan_lane *lane = NULL;
+  QUAY_TRY(take_lane(self, to, from, false, &lane));
+  return finish(lane, quay__vulkan_move(lane, to, from, size));
+}
+
+quay_status quay__vulkan_copy_within(quay_allocator *allocator, quay_raw_buffer *destination,
+                                     uint64_t destination_offset, const quay_raw_buffer *source,
+                                     uint64_t source_offset, uint64_t size) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__vulkan_place to = quay__vulkan_place_of(self, destination, destination_offset);
+  const quay__vulkan_place from =
+      quay__vulkan_place_of(quay__vulkan_of(source->owner), source, source_offset);
+  return copy_places(self, &to, &from, size);
+}
+
+void quay__vulkan_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+                            quay_across_info *out_info) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  (void)mode;
+  if (!self->device->types[self->kind].mapped)
+    out_info->chunk = quay__min(size, QUAY__VULKAN_CHUNK_BYTES);
+}
+
+/* Between two kinds of one device. */
+
+static bool same_device(const quay_raw_buffer *destination, const quay_raw_buffer *source) {
+  const quay__vulkan *const to = quay__vulkan_of(destination->owner);
+  const quay__vulkan *const from = quay__vulkan_of(source->owner);
+  return to != NULL && from != NULL && to->device == from->device;
+}
+
+bool quay__vulkan_can_copy_across(quay_allocator *allocator, const quay_raw_buffer *destination,
+                                  const quay_raw_buffer *source, uint64_t size,
+                                  quay_across_info *out_info) {
+  (void)allocator;
+  (void)size;
+  out_info->reason = "host-visible and device memory of one device: the device copies it directly";
+  return same_device(destination, source);
+}
+
+quay_status quay__vulkan_copy_across(quay_allocator *allocator, quay_raw_buffer *destination,
+                                     uint64_t destination_offset, const quay_raw_buffer *source,
+                                     uint64_t source_offset, uint64_t size) {
+  (void)allocator;
+  const quay__vulkan *const self = quay__vulkan_of(destination->owner);
+  const quay__vulkan_place to = quay__vulkan_place_of(self, destination, destination_offset);
+  const quay__vulkan_place from =
+      quay__vulkan_place_of(quay__vulkan_of(source->owner), source, source_offset);
+  return copy_places(self, &to, &from, size);
+}
+
+quay_status quay__vulkan_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                              uint64_t size, const void *pattern, size_t pattern_size) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__vulkan_place place = quay__vulkan_place_of(self, raw, offset);
+  if (place.host != NULL)
+    return quay__host_try_fill(place.host, size, pattern, pattern_size);
+  quay__vulkan_lane *lane = NULL;
+  QUAY_TRY(take_lane(self, &place, NULL, false, &lane));
+  return finish(lane, quay__vulkan_submit_fill(lane, &place, size, pattern, pattern_size));
+}
