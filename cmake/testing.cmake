@@ -65,6 +65,13 @@ if(QUAY_SANITIZE MATCHES "thread" AND EXISTS /proc/sys/vm/mmap_rnd_bits)
   endif()
 endif()
 
+set(quay_vulkan_environment "QUAY_VULKAN_LIBRARY=$<TARGET_FILE:quay_vulkan_shim>")
+if(QUAY_SANITIZE)
+  list(APPEND quay_vulkan_environment "VKSHIM_VALIDATE=0")
+else()
+  list(APPEND quay_vulkan_environment "VKSHIM_VALIDATE=1")
+endif()
+
 # Options that all kinds of tests share, applied to the registered test `name`.
 function(quay_set_test_properties name labels environment timeout resource serial)
   # The label of the first part of the name comes for free: unit, contract, cli ...
@@ -104,12 +111,7 @@ macro(quay_parse_test_arguments)
       "SIMCUDA_STRICT=1")
   endif()
   if(arg_VULKAN)
-    set(validate 1)
-    if(QUAY_SANITIZE)
-      set(validate 0)
-    endif()
-    list(APPEND arg_ENVIRONMENT "QUAY_VULKAN_LIBRARY=$<TARGET_FILE:quay_vulkan_shim>"
-      "VKSHIM_VALIDATE=${validate}")
+    list(APPEND arg_ENVIRONMENT ${quay_vulkan_environment})
   endif()
 endmacro()
 
