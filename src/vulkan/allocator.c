@@ -119,6 +119,18 @@ static quay_status vulkan_address(quay_allocator *allocator, const quay_raw_buff
                         self->device->name);
 }
 
+/* The part keeps the record of the block's memory: it is looked up there, and not freed. */
+static void vulkan_window(quay_allocator *allocator, const quay_raw_buffer *block, uint64_t offset,
+                          uint64_t size, quay_raw_buffer *out_raw) {
+  (void)allocator;
+  (void)size;
+  out_raw->arm = QUAY_RAW_VULKAN;
+  out_raw->as.vulkan = block->as.vulkan;
+  out_raw->as.vulkan.offset += offset;
+  if (out_raw->as.vulkan.host_pointer != 0)
+    out_raw->as.vulkan.host_pointer += offset;
+}
+
 static quay_status vulkan_trim(quay_allocator *allocator, uint64_t *out_bytes) {
   *out_bytes = quay__vulkan_trim(self_of(allocator)->device);
   return QUAY_OK;
@@ -164,6 +176,7 @@ static const quay_allocator_vtable device_vtable = {
     .trim = vulkan_trim,
     .stats = vulkan_stats,
     .release = vulkan_release,
+    .window = vulkan_window,
     .copy_in_async = quay__vulkan_copy_in_async,
     .copy_out_async = quay__vulkan_copy_out_async,
     .copy_within_async = quay__vulkan_copy_within_async,
