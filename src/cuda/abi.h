@@ -17,6 +17,7 @@ typedef struct quay__cu_stream_object *quay__cu_stream;
 typedef struct quay__cu_event_object *quay__cu_event;
 typedef struct quay__cu_pool_object *quay__cu_pool; /* CUmemoryPool */
 
+typedef struct CUextMemory_st *quay__cu_external; /* CUexternalMemory */
 typedef uint64_t quay__cu_memory; /* CUmemGenericAllocationHandle: physical memory */
 
 typedef struct quay__cu_uuid {
@@ -42,6 +43,25 @@ typedef struct quay__cu_memory_properties {
   void *windows; /* NULL */
   unsigned char flags[8];
 } quay__cu_memory_properties;
+
+/* CUDA_EXTERNAL_MEMORY_HANDLE_DESC; of the union only the file descriptor is used. */
+typedef struct quay__cu_external_memory {
+  int type; /* CUexternalMemoryHandleType */
+  union {
+    int file;
+    void *windows[2];
+  } handle;
+  unsigned long long size; /* bytes of all of the memory */
+  unsigned flags;
+  unsigned reserved[16];
+} quay__cu_external_memory;
+
+/* CUDA_EXTERNAL_MEMORY_BUFFER_DESC. */
+typedef struct quay__cu_external_buffer {
+  unsigned long long offset, size; /* bytes */
+  unsigned flags;
+  unsigned reserved[16];
+} quay__cu_external_buffer;
 
 /* CUipcMemHandle. */
 typedef struct quay__cu_ipc_memory {
@@ -141,6 +161,9 @@ typedef struct quay__cu_copy_attributes {
   X(MEMORY_PINNED, 1, CU_MEM_ALLOCATION_TYPE_PINNED)                                               \
   X(HANDLE_FILE_DESCRIPTOR, 1, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)                           \
   X(GRANULARITY_MINIMUM, 0, CU_MEM_ALLOC_GRANULARITY_MINIMUM)                                      \
+  /* CUexternalMemoryHandleType, CUDA_EXTERNAL_MEMORY_DEDICATED */                                 \
+  X(EXTERNAL_OPAQUE_FILE, 1, CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)                             \
+  X(EXTERNAL_DEDICATED, 1, CUDA_EXTERNAL_MEMORY_DEDICATED)                                         \
   /* CUipcMem_flags */                                                                             \
   X(IPC_LAZY_PEER_ACCESS, 1, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)                                   \
   /* CUmemcpySrcAccessOrder */                                                                     \

@@ -104,6 +104,14 @@ X(cuMemExportToShareableHandle, , 10020, ANY, MUST,
 X(cuMemImportFromShareableHandle, , 10020, ANY, MUST,
   (quay__cu_memory * out_memory, void *shareable, int type))
 
+/* "External Resource Interoperability": memory of other interfaces */
+X(cuImportExternalMemory, , 10000, ANY, MAY,
+  (quay__cu_external * out_external, const quay__cu_external_memory *memory))
+X(cuExternalMemoryGetMappedBuffer, , 10000, ANY, MAY,
+  (quay__cu_pointer * out_pointer, quay__cu_external external,
+   const quay__cu_external_buffer *buffer))
+X(cuDestroyExternalMemory, , 10000, ANY, MAY, (quay__cu_external external))
+
 /* "Memory Management": memory of other processes, the older way */
 X(cuIpcGetMemHandle, , 4010, ANY, MUST,
   (quay__cu_ipc_memory * out_handle, quay__cu_pointer pointer))

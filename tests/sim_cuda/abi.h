@@ -235,6 +235,32 @@ typedef struct CUmemcpyAttributes_st {
   CUmemLocation dstLocHint;
   unsigned flags;
 } CUmemcpyAttributes;
+typedef struct CUextMemory_st *CUexternalMemory;
+typedef enum CUexternalMemoryHandleType_enum {
+  CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD = 1,
+} CUexternalMemoryHandleType;
+#define CUDA_EXTERNAL_MEMORY_DEDICATED 1
+
+typedef struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC_st {
+  CUexternalMemoryHandleType type;
+  union {
+    int fd;
+    struct {
+      void *handle;
+      const void *name;
+    } win32;
+    const void *nvSciBufObject;
+  } handle;
+  unsigned long long size;
+  unsigned flags;
+  unsigned reserved[16];
+} CUDA_EXTERNAL_MEMORY_HANDLE_DESC;
+
+typedef struct CUDA_EXTERNAL_MEMORY_BUFFER_DESC_st {
+  unsigned long long offset, size;
+  unsigned flags;
+  unsigned reserved[16];
+} CUDA_EXTERNAL_MEMORY_BUFFER_DESC;
 
 typedef struct CUmemAllocationProp_st {
   CUmemAllocationType type;

@@ -53,7 +53,8 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
   if (address == 0)
     return sim_leave(CUDA_SUCCESS);
   sim_range *range = sim_range_at(address);
-  if (range == NULL || range->kind != SIM_MANAGED)
+  const bool external = range != NULL && range->kind == SIM_IPC && range->flags == SIM_EXTERNAL;
+  if (range == NULL || (range->kind != SIM_MANAGED && !external))
     range = sim_range_begin("cuMemFree", address, SIM_DEVICE, SIM_POOL);
   if (range == NULL || range->begin != address)
     return sim_leave(CUDA_ERROR_INVALID_VALUE);

@@ -128,6 +128,10 @@ typedef enum sim_kind {
   SIM_IPC,
 } sim_kind;
 
+enum {
+  SIM_EXTERNAL = 1 /* of SIM_IPC: memory of another interface, which cuMemFree ends */
+};
+
 struct sim_range {
   uint64_t begin, end;
   sim_kind kind;
@@ -135,7 +139,7 @@ struct sim_range {
   int device;
   sim_context *context;
   sim_pool *pool;                        /* SIM_POOL */
-  unsigned flags;                        /* of host memory */
+  unsigned flags;                        /* of host memory; SIM_EXTERNAL */
   unsigned char access[SIM_MAX_DEVICES]; /* SIM_MAPPED: CUmemAccess_flags */
   CUmemGenericAllocationHandle handle;   /* SIM_MAPPED */
   uint64_t serial;
