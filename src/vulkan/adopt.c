@@ -160,7 +160,7 @@ static quay_status export_span(const quay__vulkan_span *span, quay_vulkan_export
   if (result != VK_SUCCESS)
     return quay__vulkan_fail(device, result, "memory of %s can't be exported", device->name);
   out_export->dedicated = block->dedicated;
-  out_export->memory_size = block->bytes;
+  out_export->memory_size = block->memory_bytes;
   return QUAY_OK;
 }
 

@@ -150,11 +150,16 @@ static void find_address(quay__vulkan_block *block) {
   block->address = device->api.vkGetBufferDeviceAddress(device->handle, &info);
 }
 
+static void end_import(quay__vulkan_block *block) {
+  const quay__vulkan_end_import end =
+      atomic_load_explicit(&block->end_import, memory_order_acquire);
+  if (end != NULL)
+    end(atomic_exchange_explicit(&block->imported, NULL, memory_order_acq_rel));
+}
+
 static void destroy_objects(quay__vulkan_block *block) {
   quay__vulkan_device *const device = block->device;
-  if (block->end_import != NULL)
-    block->end_import(block->imported);
-  block->end_import = NULL;
+  end_import(block);
   device->api.vkDestroyBuffer(device->handle, block->buffer, NULL);
   device->api.vkFreeMemory(device->handle, block->memory, NULL); /* which unmaps it */
   block->buffer = VK_NULL_HANDLE;
@@ -194,6 +199,7 @@ static quay_status make_objects(quay__vulkan_block *block) {
                           device->product, (unsigned long long)block->bytes,
                           kind_name(block->kind));
   }
+  block->memory_bytes = needs.size;
   result = make_memory(block, needs.size);
   if (result == VK_SUCCESS)
     result = device->api.vkBindBufferMemory(device->handle, block->buffer, block->memory, 0);
@@ -401,8 +407,7 @@ void quay__vulkan_forget(quay__vulkan_span *span) {
   quay__vulkan_span_give_back(span);
   unlink_block(block);
   quay__lock_release(&block->device->lock);
-  if (block->end_import != NULL)
-    block->end_import(block->imported);
+  end_import(block);
   uncount(block);
   block->dead = true;
   end_block(block);
@@ -429,9 +434,9 @@ uint64_t quay__vulkan_trim(quay__vulkan_device *device) {
   return bytes;
 }
 
+/* Without the lock: nobody else uses the device then. */
 void quay__vulkan_blocks_kill(quay__vulkan_device *device) {
   (void)quay__vulkan_trim(device);
-  quay__lock_acquire(&device->lock);
   for (quay__vulkan_block *block = device->blocks; block != NULL; block = block->next) {
     if (block->dead)
       continue;
@@ -439,7 +444,6 @@ void quay__vulkan_blocks_kill(quay__vulkan_device *device) {
     uncount(block);
     block->dead = true;
   }
-  quay__lock_release(&device->lock);
 }
 
 /* Memory that is not coherent. */

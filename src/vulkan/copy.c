@@ -6,6 +6,7 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/host_copy.h"
+#include "core/pair_path.h"
 #include "vulkan/vulkan_impl.h"
 
 /* Overlapping ranges that lie this far apart are copied piece by piece at once; closer ones go
@@ -251,7 +252,9 @@ bool quay__vulkan_can_copy_across(quay_allocator *allocator, const quay_raw_buff
                                   const quay_raw_buffer *source, uint64_t size,
                                   quay_across_info *out_info) {
   (void)allocator;
-  (void)size;
+  const quay__pair_path *const path = quay__pair_path_find(destination, source);
+  if (path != NULL)
+    return path->can(destination, source, size, out_info);
   out_info->reason = "host-visible and device memory of one device: the device copies it directly";
   return same_device(destination, source);
 }
@@ -260,6 +263,9 @@ quay_status quay__vulkan_copy_across(quay_allocator *allocator, quay_raw_buffer 
                                      uint64_t destination_offset, const quay_raw_buffer *source,
                                      uint64_t source_offset, uint64_t size) {
   (void)allocator;
+  const quay__pair_path *const path = quay__pair_path_find(destination, source);
+  if (path != NULL)
+    return path->copy(destination, destination_offset, source, source_offset, size);
   const quay__vulkan *const self = quay__vulkan_of(destination->owner);
   const quay__vulkan_place to = quay__vulkan_place_of(self, destination, destination_offset);
   const quay__vulkan_place from =

@@ -72,6 +72,8 @@ enum {
   QUAY__VULKAN_BINS = 64
 };
 
+typedef void (*quay__vulkan_end_import)(void *imported);
+
 /* One VkDeviceMemory with one VkBuffer over all of it, and what is carved from it. */
 typedef struct quay__vulkan_block {
   struct quay__vulkan_block *previous, *next; /* of the device */
@@ -83,13 +85,16 @@ typedef struct quay__vulkan_block {
   bool dead;       /* its VkDevice is gone, with memory and buffer */
   VkDeviceMemory memory;
   VkBuffer buffer;
-  uint64_t bytes;      /* of buffer and memory */
-  unsigned char *host; /* where it is mapped, or NULL */
-  uint64_t address;    /* of the device, 0 if it does not tell */
-  uint64_t id;         /* never used again */
-  uint32_t used;       /* spans in use */
-  void *imported;      /* of the pair that has imported the memory elsewhere; its to free */
-  void (*end_import)(void *imported);
+  uint64_t bytes;        /* of the buffer */
+  uint64_t memory_bytes; /* of the memory, at least as many */
+  unsigned char *host;   /* where it is mapped, or NULL */
+  uint64_t address;      /* of the device, 0 if it does not tell */
+  uint64_t id;           /* never used again */
+  uint32_t used;         /* spans in use */
+  /* Of the path for a pair with another backend, which has imported the memory there: what it
+   * keeps, and how that ends before the memory does. */
+  _Atomic(void *) imported;
+  _Atomic(quay__vulkan_end_import) end_import;
   quay__vulkan_span *bins[QUAY__VULKAN_BINS];
   uint64_t bin_map; /* bins that are not empty */
 } quay__vulkan_block;

@@ -44,7 +44,12 @@ VkResult shim_create_device(const shim_physical *physical, const VkDeviceCreateI
       .pQueuePriorities = &priority,
   };
   VkDeviceCreateInfo changed = *info;
+  const char *extensions[8] = {VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME};
   if (shim.settings.discrete) {
+    for (uint32_t i = 0; i < info->enabledExtensionCount; i++)
+      extensions[i + 1] = info->ppEnabledExtensionNames[i];
+    changed.enabledExtensionCount = info->enabledExtensionCount + 1;
+    changed.ppEnabledExtensionNames = extensions;
     changed.queueCreateInfoCount = 1;
     changed.pQueueCreateInfos = &queue;
   }

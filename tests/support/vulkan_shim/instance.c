@@ -22,6 +22,7 @@ static void read_settings(void) {
       .coherent = number("VKSHIM_COHERENT", 0) != 0,
       .no_address = number("VKSHIM_NO_ADDRESS", 0) != 0,
       .no_export = number("VKSHIM_NO_EXPORT", 0) != 0,
+      .uuid = getenv("VKSHIM_UUID"),
       .devices = (uint32_t)(devices < SHIM_DEVICES_MAX ? devices : SHIM_DEVICES_MAX),
       .max_allocations = number("VKSHIM_MAX_ALLOCATIONS", 0),
       .max_allocation_bytes = number("VKSHIM_MAX_ALLOCATION_BYTES", 0),
@@ -144,6 +145,8 @@ static VKAPI_ATTR void VKAPI_CALL get_properties2(VkPhysicalDevice handle,
   change_properties(&out->properties);
   VkPhysicalDeviceIDProperties *const id =
       chained(out->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES);
+  if (id != NULL && shim.settings.uuid != NULL)
+    memcpy(id->deviceUUID, shim.settings.uuid, VK_UUID_SIZE);
   if (id != NULL)
     id->deviceUUID[0] = (uint8_t)(id->deviceUUID[0] + physical_of(handle)->number);
   VkPhysicalDeviceMaintenance3Properties *const maintenance =

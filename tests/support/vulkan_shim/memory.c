@@ -1,7 +1,10 @@
 /* Memory and buffers. Types that the real device has not are its one type with manners: memory that
  * can't be mapped, and memory whose mapping is a copy until it is flushed or invalidated. */
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "shim.h"
 
@@ -12,6 +15,8 @@ typedef struct shim_memory {
   uint64_t size;
   unsigned char *real;   /* where it is mapped */
   unsigned char *shadow; /* what the host is given */
+  int file;              /* of exported memory of a discrete device; -1: none */
+  void *bytes;           /* where that is mapped */
 } shim_memory;
 
 static shim_memory *memories; /* guarded by the shim's lock */
@@ -23,6 +28,45 @@ static shim_memory *find_memory(VkDeviceMemory handle) {
     memory = memory->next;
   pthread_mutex_unlock(&shim.lock);
   return memory;
+}
+
+/* What a caller chained to a structure. */
+static const void *chained(const void *chain, VkStructureType type) {
+  for (const VkBaseInStructure *each = chain; each != NULL; each = each->pNext) {
+    if (each->sType == type)
+      return each;
+  }
+  return NULL;
+}
+
+/* Memory of a file that another double can map: lavapipe's own files have a form of their own. */
+static bool make_file(shim_memory *memory) {
+  memory->size = (memory->size + 4095) / 4096 * 4096;
+  memory->file = memfd_create("vkshim", MFD_CLOEXEC);
+  if (memory->file < 0 || ftruncate(memory->file, (off_t)memory->size) != 0)
+    return false;
+  memory->bytes = mmap(NULL, memory->size, PROT_READ | PROT_WRITE, MAP_SHARED, memory->file, 0);
+  return memory->bytes != MAP_FAILED;
+}
+
+static void end_file(shim_memory *memory) {
+  if (memory->file < 0)
+    return;
+  munmap(memory->bytes, memory->size);
+  close(memory->file);
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL get_file(VkDevice handle, const VkMemoryGetFdInfoKHR *info,
+                                               int *out_file) {
+  const shim_memory *const memory = find_memory(info->memory);
+  if (!shim.settings.discrete)
+    return shim_device_of(handle)->vkGetMemoryFdKHR(handle, info, out_file);
+  if (memory->file < 0) {
+    shim_violation("memory is exported that was not allocated for that");
+    return VK_ERROR_UNKNOWN;
+  }
+  *out_file = fcntl(memory->file, F_DUPFD_CLOEXEC, 3);
+  return *out_file >= 0 ? VK_SUCCESS : VK_ERROR_TOO_MANY_OBJECTS;
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL allocate(VkDevice handle, const VkMemoryAllocateInfo *info,
@@ -39,13 +83,34 @@ static VKAPI_ATTR VkResult VKAPI_CALL allocate(VkDevice handle, const VkMemoryAl
   if (most != 0 && shim.census.memories >= most)
     shim_violation("more allocations than the device can have, %llu", (unsigned long long)most);
   pthread_mutex_unlock(&shim.lock);
-  result = shim_device_of(handle)->vkAllocateMemory(handle, &changed, allocator, out);
-  if (result != VK_SUCCESS)
-    return result;
   shim_memory *const memory = calloc(1, sizeof *memory);
-  memory->handle = *out;
   memory->type = info->memoryTypeIndex;
   memory->size = info->allocationSize;
+  memory->file = -1;
+  VkMemoryAllocateFlagsInfo flags = {.sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO,
+                                     .flags = VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT};
+  VkImportMemoryHostPointerInfoEXT import = {
+      .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT,
+      .handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
+  };
+  if (shim.settings.discrete &&
+      chained(info->pNext, VK_STRUCTURE_TYPE_EXPORT_MEMORY_ALLOCATE_INFO) != NULL) {
+    if (!make_file(memory))
+      shim_violation("no file for exported memory");
+    const bool addresses =
+        chained(info->pNext, VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_FLAGS_INFO) != NULL;
+    import.pHostPointer = memory->bytes;
+    import.pNext = addresses ? &flags : NULL;
+    changed.pNext = &import;
+    changed.allocationSize = memory->size;
+  }
+  result = shim_device_of(handle)->vkAllocateMemory(handle, &changed, allocator, out);
+  if (result != VK_SUCCESS) {
+    end_file(memory);
+    free(memory);
+    return result;
+  }
+  memory->handle = *out;
   pthread_mutex_lock(&shim.lock);
   memory->next = memories;
   memories = memory;
@@ -70,9 +135,10 @@ static VKAPI_ATTR void VKAPI_CALL free_memory(VkDevice handle, VkDeviceMemory fr
   pthread_mutex_unlock(&shim.lock);
   if (lost)
     (void)device->vkDeviceWaitIdle(handle);
+  device->vkFreeMemory(handle, freed, allocator);
+  end_file(memory);
   free(memory->shadow);
   free(memory);
-  device->vkFreeMemory(handle, freed, allocator);
 }
 
 /* Mapping. */
@@ -151,9 +217,15 @@ static VKAPI_ATTR VkResult VKAPI_CALL create_buffer(VkDevice handle, const VkBuf
   if (shim_fails("vkCreateBuffer", &result))
     return result;
   VkBufferCreateInfo changed = *info;
+  const VkExternalMemoryBufferCreateInfo external = {
+      .sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO,
+      .handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
+  };
   if (shim.settings.discrete) { /* its families are one */
     changed.sharingMode = VK_SHARING_MODE_EXCLUSIVE;
     changed.queueFamilyIndexCount = 0;
+    if (chained(info->pNext, VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO) != NULL)
+      changed.pNext = &external;
   }
   result = shim_device_of(handle)->vkCreateBuffer(handle, &changed, allocator, out);
   pthread_mutex_lock(&shim.lock);
@@ -190,6 +262,7 @@ PFN_vkVoidFunction shim_memory_function(const char *name) {
       OWN("vkAllocateMemory", allocate),
       OWN("vkFreeMemory", free_memory),
       OWN("vkMapMemory", map),
+      OWN("vkGetMemoryFdKHR", get_file),
       OWN("vkFlushMappedMemoryRanges", flush),
       OWN("vkInvalidateMappedMemoryRanges", invalidate),
       OWN("vkCreateBuffer", create_buffer),

@@ -30,6 +30,7 @@ enum {
 typedef struct shim_settings {
   bool validate, discrete, coherent, no_address, no_export;
   uint32_t devices;
+  const char *uuid;                                           /* NULL: the real one */
   uint64_t max_allocations, max_allocation_bytes, heap_bytes; /* 0: the real one */
 } shim_settings;
 
@@ -76,6 +77,7 @@ typedef struct shim_device {
   X(vkInvalidateMappedMemoryRanges) \
   X(vkCreateBuffer)                 \
   X(vkDestroyBuffer)                \
+  X(vkGetMemoryFdKHR)               \
   X(vkGetBufferMemoryRequirements)  \
   X(vkCreateSemaphore)              \
   X(vkDestroySemaphore)             \

@@ -4,9 +4,11 @@
  *   VKSHIM_VALIDATE=1   the Khronos validation layer is on; a message that messages.c does not
  *                       list makes the process end with status VKSHIM_EXIT
  *   VKSHIM_DISCRETE=1   the device passes for a discrete one: memory that the host can't map,
- *                       cached host memory that is not coherent, queues for copies alone, all late
+ *                       cached host memory that is not coherent, queues for copies alone, all late;
+ *                       exported memory is that of a memfd
  *   VKSHIM_COHERENT=1   the cached host memory of a discrete device is coherent
  *   VKSHIM_DEVICES=2    so many devices, which are the same one, with UUIDs of their own
+ *   VKSHIM_UUID=TEXT    the 16 characters are the UUID of the first device
  *   VKSHIM_NO_ADDRESS=1, VKSHIM_NO_EXPORT=1   without the feature, without the extension
  *   VKSHIM_MAX_ALLOCATIONS, VKSHIM_MAX_ALLOCATION_BYTES, VKSHIM_HEAP_BYTES   limits */
 #ifndef QUAY_TESTS_SUPPORT_VKSHIM_H

@@ -1,0 +1,26 @@
+/* The paths for pairs of backends that this build has. */
+#include "core/pair_path.h"
+
+#include <string.h>
+
+#include "core/allocator_impl.h"
+
+static const quay__pair_path *const paths[] = {
+#if QUAY_WITH_CUDA && QUAY_WITH_VULKAN
+    &quay__pair_cuda_vulkan,
+#endif
+    NULL,
+};
+
+const quay__pair_path *quay__pair_path_find(const quay_raw_buffer *destination,
+                                            const quay_raw_buffer *source) {
+  const char *const to = destination->owner->backend->name;
+  const char *const from = source->owner->backend->name;
+  for (size_t i = 0; paths[i] != NULL; i++) {
+    const char *const *const names = paths[i]->backends;
+    if ((strcmp(names[0], to) == 0 && strcmp(names[1], from) == 0) ||
+        (strcmp(names[1], to) == 0 && strcmp(names[0], from) == 0))
+      return paths[i];
+  }
+  return NULL;
+}
