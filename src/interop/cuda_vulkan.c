@@ -72,9 +72,10 @@ static bool can_copy(const quay_raw_buffer *destination, const quay_raw_buffer *
 /* Imports. */
 
 static void report(quay__cuda_device *device, quay__cu_result result) {
-  if (result != QUAY__CU_SUCCESS)
+  if (result != QUAY__CU_SUCCESS) {
     quay__cuda_report(device, result, "imported Vulkan memory on %s can't be given back",
                       device->name);
+  }
 }
 
 /* The context is current, and what CUDA has of it is still there. */
@@ -226,9 +227,10 @@ static quay_status copy(quay_raw_buffer *destination, uint64_t destination_offse
     status = submit(&of, &scope, lane, of.to_cuda ? destination_offset : source_offset,
                     of.to_cuda ? source_offset : destination_offset, size);
     const quay__cu_result result = quay__cuda_settle(device, lane->stream);
-    if (status == QUAY_OK && result != QUAY__CU_SUCCESS)
+    if (status == QUAY_OK && result != QUAY__CU_SUCCESS) {
       status = quay__cuda_fail(device, result, "copying between %s and %s", device->name,
                                of.vulkan->device->name);
+    }
     quay__cuda_lane_give_back(device, lane);
   }
   quay__cuda_leave(&scope);

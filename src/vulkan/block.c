@@ -61,10 +61,10 @@ static quay_status check_limits(const quay__vulkan_device *device, quay_vulkan_m
   }
   if (bytes > device->limits.buffer_bytes)
     return fail_limit(device, kind, bytes, "maxBufferSize", device->limits.buffer_bytes);
-  if (bytes > device->limits.allocation_bytes)
-    return fail_limit(device, kind, bytes, "maxMemoryAllocationSize",
-                      device->limits.allocation_bytes);
-  return QUAY_OK;
+  if (bytes <= device->limits.allocation_bytes)
+    return QUAY_OK;
+  return fail_limit(device, kind, bytes, "maxMemoryAllocationSize",
+                    device->limits.allocation_bytes);
 }
 
 static quay_status count_allocation(quay__vulkan_device *device) {

@@ -111,9 +111,10 @@ static quay_status device_reset(quay_device *quay) {
   if (device->handle != NULL)
     close_handle(device);
   const quay_status status = quay__vulkan_open_handle(device);
-  if (status != QUAY_OK && quay_device_health(quay) == QUAY_HEALTH_OK)
+  if (status != QUAY_OK && quay_device_health(quay) == QUAY_HEALTH_OK) {
     quay_device_mark_lost(quay, 0, NULL, "it was reset, and could not be opened again: %s",
                           quay_last_error()->message);
+  }
   return status;
 }
 

@@ -208,7 +208,7 @@ static quay_status start(void *from, quay__vulkan_instance *out_instance) {
   PFN_vkGetInstanceProcAddr get;
   QUAY_TRY(find_getter(from, &get));
   QUAY_TRY(check_version(get));
-  VkInstance handle;
+  VkInstance handle = NULL;
   QUAY_TRY(create_instance(get, &handle));
   quay_status status = quay__vulkan_instance_find(get, handle, out_instance);
   if (status == QUAY_OK)

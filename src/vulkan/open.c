@@ -329,33 +329,56 @@ static VkResult usable_types(quay__vulkan_device *device, uint32_t *out_bits) {
   return VK_SUCCESS;
 }
 
+/* Properties of a memory type. */
+typedef struct type_properties {
+  bool own, visible, coherent, cached;
+} type_properties;
+
+static bool has(VkMemoryPropertyFlags flags, VkMemoryPropertyFlags bit) {
+  return (flags & bit) != 0;
+}
+
+static uint64_t score_device(const type_properties *of, bool unified) {
+  if (!of->own)
+    return 0;
+  /* One memory for both: then the processor's way is the short one. */
+  if (unified)
+    return of->visible && of->coherent && of->cached ? 3 : 2;
+  return of->visible ? 2 : 3;
+}
+
+static uint64_t score_host(const type_properties *of) {
+  if (!of->visible || !of->coherent)
+    return 0;
+  return 1u + (of->own ? 0u : 2u) + (of->cached ? 0u : 1u);
+}
+
+static uint64_t score_cached(const type_properties *of) {
+  if (!of->visible || !of->cached)
+    return 0;
+  return 1u + (of->own ? 0u : 1u) + (of->coherent ? 2u : 0u);
+}
+
 /* How well a type does for a kind; 0: not at all. */
 static uint64_t score(quay_vulkan_memory_kind kind, VkMemoryPropertyFlags flags, bool unified) {
-  const bool own = (flags & VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT) != 0;
-  const bool visible = (flags & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) != 0;
-  const bool coherent = (flags & VK_MEMORY_PROPERTY_HOST_COHERENT_BIT) != 0;
-  const bool cached = (flags & VK_MEMORY_PROPERTY_HOST_CACHED_BIT) != 0;
   const VkMemoryPropertyFlags known =
       VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT | VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
       VK_MEMORY_PROPERTY_HOST_COHERENT_BIT | VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
+  const type_properties of = {
+      .own = has(flags, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT),
+      .visible = has(flags, VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT),
+      .coherent = has(flags, VK_MEMORY_PROPERTY_HOST_COHERENT_BIT),
+      .cached = has(flags, VK_MEMORY_PROPERTY_HOST_CACHED_BIT),
+  };
   if ((flags & ~known) != 0) /* protected, lazily allocated, uncached by the device ... */
     return 0;
   switch (kind) {
   case QUAY_VULKAN_DEVICE:
-    if (!own)
-      return 0;
-    /* One memory for both: then the processor's way is the short one. */
-    if (unified)
-      return visible && coherent && cached ? 3 : 2;
-    return visible ? 2 : 3;
+    return score_device(&of, unified);
   case QUAY_VULKAN_HOST:
-    if (!visible || !coherent)
-      return 0;
-    return 1u + (own ? 0u : 2u) + (cached ? 0u : 1u);
+    return score_host(&of);
   case QUAY_VULKAN_CACHED:
-    if (!visible || !cached)
-      return 0;
-    return 1u + (own ? 0u : 1u) + (coherent ? 2u : 0u);
+    return score_cached(&of);
   }
   return 0;
 }

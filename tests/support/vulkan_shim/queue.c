@@ -184,7 +184,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL submit(VkQueue queue, uint32_t count,
   if (!shim.settings.discrete) {
     bool lost;
     shim_device *const device = device_of_queue(queue, &lost);
-    if (lost)
+    if (lost || device == NULL)
       return VK_ERROR_DEVICE_LOST;
     return device->vkQueueSubmit(queue, count, infos, fence);
   }
