@@ -4,9 +4,11 @@
 
 #include "core/allocator_impl.h"
 #include "core/checked.h"
+#include "core/copy_threads.h"
 #include "core/error.h"
 #include "core/host_copy.h"
 #include "core/pair_path.h"
+#include "core/workers.h"
 #include "vulkan/vulkan_impl.h"
 
 /* Overlapping ranges that lie this far apart are copied piece by piece at once; closer ones go
@@ -114,7 +116,12 @@ quay_status quay__vulkan_download(quay__vulkan_lane *lane, const quay__vulkan_pl
     QUAY_TRY(quay__vulkan_slot_wait(lane, number & 1));
     const quay__vulkan_place from = quay__vulkan_place_in(lane->slots[number & 1].down, 0);
     QUAY_TRY(quay__vulkan_invalidate(from.block, from.offset, part));
-    quay__host_copy((unsigned char *)destination + at, from.host, part, 0);
+    /* The destination is not soon read again if it is large, and the slot is. */
+    if (size > QUAY__VULKAN_CHUNK_BYTES) {
+      quay__host_stream((unsigned char *)destination + at, from.host, part);
+    } else {
+      quay__host_copy((unsigned char *)destination + at, from.host, part, 0);
+    }
   }
   return QUAY_OK;
 }
@@ -175,7 +182,19 @@ quay_status quay__vulkan_move(quay__vulkan_lane *lane, const quay__vulkan_place 
   return move_through_bounce(lane, destination, source, size);
 }
 
-/* Blocking. */
+/* Large copies of host memory: one thread fills or empties slots slower than a device reads or
+ * writes them, so each of several has a lane of its own. */
+
+typedef struct split {
+  const quay__vulkan *self;
+  const quay__vulkan_place *place;
+  unsigned char *host;
+  uint64_t size, part;
+  bool reading; /* from the device */
+} split;
+
+/* Bytes that are worth a thread. */
+#define PART_BYTES (2 * QUAY__VULKAN_CHUNK_BYTES)
 
 /* Memory that the program made may be for the queues of streams alone. */
 static quay_status take_lane(const quay__vulkan *self, const quay__vulkan_place *a,
@@ -191,15 +210,42 @@ static quay_status finish(quay__vulkan_lane *lane, quay_status status) {
   return status;
 }
 
+static quay_status copy_part(void *context, uint64_t index) {
+  const split *const of = context;
+  const uint64_t at = index * of->part;
+  const uint64_t size = quay__min(of->part, of->size - at);
+  const quay__vulkan_place place = advanced(of->place, at);
+  quay__vulkan_lane *lane = NULL;
+  QUAY_TRY(take_lane(of->self, &place, NULL, of->reading, &lane));
+  return finish(lane, of->reading ? quay__vulkan_download(lane, &place, of->host + at, size)
+                                  : quay__vulkan_upload(lane, &place, of->host + at, size));
+}
+
+static quay_status copy_in_parts(split *of) {
+  of->part = of->size;
+  if (of->size < 2 * PART_BYTES)
+    return copy_part(of, 0);
+  uint32_t threads;
+  QUAY_TRY(quay__copy_threads(&threads));
+  const uint64_t parts = quay__min(threads, of->size / PART_BYTES);
+  of->part = quay__align_down((of->size - 1) / parts, QUAY__VULKAN_ALIGNMENT);
+  of->part += QUAY__VULKAN_ALIGNMENT; /* so that `parts` of them are enough */
+  return quay__workers_run((uint32_t)parts, (of->size - 1) / of->part + 1, copy_part, of);
+}
+
+/* Blocking. */
+
 quay_status quay__vulkan_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
                                  uint64_t offset, const void *source, uint64_t size) {
   const quay__vulkan *const self = quay__vulkan_of(allocator);
   const quay__vulkan_place to = quay__vulkan_place_of(self, destination, offset);
   if (to.host != NULL)
     return quay__host_try_move(to.host, source, size);
-  quay__vulkan_lane *lane = NULL;
-  QUAY_TRY(take_lane(self, &to, NULL, false, &lane));
-  return finish(lane, quay__vulkan_upload(lane, &to, source, size));
+  split of = {.self = self,
+              .place = &to,
+              .host = (unsigned char *)(uintptr_t)source, /* read alone */
+              .size = size};
+  return copy_in_parts(&of);
 }
 
 quay_status quay__vulkan_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
@@ -208,9 +254,8 @@ quay_status quay__vulkan_copy_out(quay_allocator *allocator, const quay_raw_buff
   const quay__vulkan_place from = quay__vulkan_place_of(self, source, offset);
   if (from.host != NULL)
     return quay__host_try_move(destination, from.host, size);
-  quay__vulkan_lane *lane = NULL;
-  QUAY_TRY(take_lane(self, &from, NULL, true, &lane));
-  return finish(lane, quay__vulkan_download(lane, &from, destination, size));
+  split of = {.self = self, .place = &from, .host = destination, .size = size, .reading = true};
+  return copy_in_parts(&of);
 }
 
 static quay_status copy_places(const quay__vulkan *self, const quay__vulkan_place *to,
@@ -236,8 +281,14 @@ void quay__vulkan_copy_info(quay_allocator *allocator, uint64_t size, quay_use_m
                             quay_across_info *out_info) {
   const quay__vulkan *const self = quay__vulkan_of(allocator);
   (void)mode;
-  if (!self->device->types[self->kind].mapped)
-    out_info->chunk = quay__min(size, QUAY__VULKAN_CHUNK_BYTES);
+  if (self->device->types[self->kind].mapped)
+    return;
+  uint32_t threads = 1;
+  quay__error_shield();
+  (void)quay__copy_threads(&threads); /* the copy itself says if the variable is bad */
+  quay__error_unshield();
+  out_info->chunk = quay__min(size, QUAY__VULKAN_CHUNK_BYTES);
+  out_info->threads = (uint32_t)quay__min(threads, quay__max(size / PART_BYTES, 1));
 }
 
 /* Between two kinds of one device. */

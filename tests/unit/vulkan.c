@@ -359,6 +359,44 @@ Test(vulkan, pageable_memory_may_be_reused_as_soon_as_a_copy_on_a_stream_returns
   quay_allocator_release(host);
 }
 
+/* Large copies, by several threads. */
+
+Test(vulkan, large_copies_go_over_a_lane_for_each_thread_and_every_byte_arrives, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  (void)setenv("QUAY_COPY_THREADS", "4", 1);
+  quay_allocator *allocator = open_spec("vulkan:0"), *host = open_spec("cpu");
+  const uint64_t size = (40 << 20) + 12347;
+  quay_buffer *buffer = make_buffer(allocator, size + 100), *view = NULL;
+  quay_buffer *source = make_buffer(host, size);
+  quay_copy_plan_info plan;
+  CHECK_OK(quay_buffer_view(buffer, 33, size, &view));
+  CHECK_OK(quay_copy_plan(view, 0, source, 0, size, NULL, &plan));
+  cr_assert_eq(plan.threads, 4);
+  quay_test_block expected = quay_test_block_make(size + 100, 0, 51);
+  quay_test_block content = quay_test_block_make(size, 0, 52);
+  quay_test_block found = quay_test_block_make(size + 100, 5, 53);
+  write_pattern(buffer, 51);
+  CHECK_OK(quay_buffer_copy_in(view, content.data, size));
+  memcpy(expected.data + 33, content.data, size);
+  CHECK_OK(quay_buffer_copy_out(buffer, found.data, found.size));
+  cr_assert_eq(quay_test_difference(found.data, expected.data, found.size), found.size);
+  cr_assert(quay_test_block_intact(&found));
+  shim->fail("vkQueueSubmit", 7, VK_ERROR_OUT_OF_HOST_MEMORY);
+  CHECK_FAILS(quay_buffer_copy_in(view, content.data, size), QUAY_STATUS_OUT_OF_HOST_MEMORY);
+  CHECK_MESSAGE("undefined");
+  CHECK_OK(quay_buffer_copy_in(view, content.data, size));
+  check_pattern(view, 52);
+  quay_test_block_free(&found);
+  quay_test_block_free(&content);
+  quay_test_block_free(&expected);
+  quay_buffer_release(source);
+  quay_buffer_release(view);
+  quay_buffer_release(buffer);
+  quay_allocator_release(host);
+  quay_allocator_release(allocator);
+}
+
 /* Fills and moves that the device does in pieces. */
 
 Test(vulkan, fills_of_every_pattern_at_odd_places_touch_nothing_else, .init = setup,

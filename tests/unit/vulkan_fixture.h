@@ -44,6 +44,7 @@ static inline void setup(void) {
       "VKSHIM_HEAP_BYTES", "VKSHIM_NO_ADDRESS",      "VKSHIM_UUID"};
   for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
     (void)unsetenv(variables[i]);
+  (void)unsetenv("QUAY_COPY_THREADS");
 }
 
 static inline void check_nothing_is_left(void) {
