@@ -277,11 +277,11 @@ quay_status quay__vulkan_copy_within(quay_allocator *allocator, quay_raw_buffer 
   return copy_places(self, &to, &from, size);
 }
 
-void quay__vulkan_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
+                            const quay_raw_buffer *source, uint64_t size,
                             quay_across_info *out_info) {
   const quay__vulkan *const self = quay__vulkan_of(allocator);
-  (void)mode;
-  if (self->device->types[self->kind].mapped)
+  if (self->device->types[self->kind].mapped || (destination != NULL && source != NULL))
     return;
   uint32_t threads = 1;
   quay__error_shield();

@@ -335,7 +335,8 @@ quay_status quay__vulkan_copy_within(quay_allocator *allocator, quay_raw_buffer 
                                      uint64_t source_offset, uint64_t size);
 quay_status quay__vulkan_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                               uint64_t size, const void *pattern, size_t pattern_size);
-void quay__vulkan_copy_info(quay_allocator *allocator, uint64_t size, quay_use_mode mode,
+void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
+                            const quay_raw_buffer *source, uint64_t size,
                             quay_across_info *out_info);
 bool quay__vulkan_can_copy_across(quay_allocator *allocator, const quay_raw_buffer *destination,
                                   const quay_raw_buffer *source, uint64_t size,

@@ -125,6 +125,7 @@ def prepare(folder, mutations):
         cwd=folder, check=True, stdout=subprocess.DEVNULL,
     )
     programs = sorted({"test_unit_" + m["test"].split("/")[0] for _, m in mutations})
+    programs.append("quay_simcuda")
     output = build(folder, programs)
     if output is not None:
         sys.exit("the sources do not build:\n" + output[-4000:])

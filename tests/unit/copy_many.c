@@ -246,3 +246,39 @@ Test(copy_many, where_the_driver_has_no_batches_the_pieces_go_one_by_one_with_on
   check_model(&m);
   close_model(&m);
 }
+
+/* 6 MiB through slots of 1 MiB. */
+Test(copy_many, many_slots_of_small_pieces_arrive_whole) {
+  enum {
+    COUNT = 200,
+    SIZE = 31000
+  };
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *file = test_map(test_file("large", (uint64_t)COUNT * SIZE, 9), QUAY_MAP_READ_ONLY);
+  quay_buffer *to = pattern_buffer(device, (uint64_t)COUNT * SIZE, 1);
+  quay_copy_pair pairs[COUNT];
+  for (uint64_t i = 0; i < COUNT; i++) /* neighbours in the file alone */
+    pairs[i] = (quay_copy_pair){to, (COUNT - 1 - i) * SIZE, file, i * SIZE, SIZE};
+  MUST(quay_copy_many(pairs, COUNT, NULL));
+  unsigned char *bytes = malloc((size_t)COUNT * SIZE);
+  MUST(quay_buffer_copy_out(to, bytes, (uint64_t)COUNT * SIZE));
+  for (uint64_t i = 0; i < COUNT; i++)
+    cr_assert(test_matches(bytes + (COUNT - 1 - i) * SIZE, SIZE, i * SIZE, 9));
+  free(bytes);
+  quay_buffer_release(to);
+  quay_buffer_release(file);
+  quay_allocator_release(device);
+}
+
+Test(copy_many, many_copies_wait_for_work_on_both_sides) {
+  model m = open_model("cuda:0");
+  quay_stream *stream = NULL;
+  MUST(quay_stream_create(quay_allocator_device(m.allocator), NULL, &stream));
+  for (int i = 0; i < TENSORS; i++)
+    MUST(quay_buffer_fill_on(m.tensors[i], "abcd", 4, stream));
+  MUST(quay_copy_many(m.pairs, TENSORS, NULL));
+  MUST(quay_stream_synchronize(stream));
+  check_model(&m);
+  quay_stream_release(stream);
+  close_model(&m);
+}

@@ -304,6 +304,54 @@ Test(cuda_staging, a_reset_device_makes_its_slots_anew) {
   quay_allocator_release(device);
 }
 
+/* In a callback of another device's copy, which uses memory that the first device has locked: the
+ * reset is another thread's, and waits until the copy is done. */
+typedef struct resetting {
+  quay_device *device;
+  pthread_t thread;
+  atomic_uint begun, done;
+  bool waited;
+} resetting;
+
+static void *reset_device(void *argument) {
+  resetting *own = argument;
+  atomic_store(&own->begun, 1);
+  MUST(quay_device_reset(own->device));
+  atomic_store(&own->done, 1);
+  return NULL;
+}
+
+static bool reset_midway(void *user, uint64_t done, uint64_t total) {
+  resetting *own = user;
+  (void)done;
+  (void)total;
+  if (atomic_load(&own->begun) != 0)
+    return true;
+  cr_assert_eq(pthread_create(&own->thread, NULL, reset_device, own), 0);
+  nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+  own->waited = atomic_load(&own->done) == 0;
+  return true;
+}
+
+Test(cuda_staging, a_reset_waits_for_copies_of_other_devices_that_use_its_memory) {
+  quay__staging_tuning_set(&small);
+  quay_allocator *one = open_spec("cuda:0"), *two = open_spec("cuda:1");
+  quay_buffer *first = pattern_buffer(one, 300 * KIB, 1); /* locks the memory */
+  quay_buffer_release(first);
+  quay_buffer *file = test_map(test_file("in", 300 * KIB, 3), QUAY_MAP_READ_ONLY);
+  quay_buffer *there = pattern_buffer(two, 300 * KIB, 2);
+  resetting own = {.device = quay_allocator_device(one)};
+  const quay_copy_options options = {.progress = reset_midway, .progress_user = &own};
+  MUST(quay_buffer_copy_region(there, 0, file, 0, 300 * KIB, &options));
+  pthread_join(own.thread, NULL);
+  cr_assert(own.waited);
+  cr_assert(test_buffer_is(there, 0, 3));
+  quay_buffer_release(there);
+  quay_buffer_release(file);
+  quay_allocator_release(one);
+  quay_allocator_release(two);
+}
+
 /* Order. */
 
 Test(cuda_staging, a_pageable_copy_on_a_stream_comes_after_what_was_submitted_to_it) {
