@@ -13,18 +13,10 @@ uint32_t quay__vulkan_live_devices;
 
 /* The end. */
 
-/* Waits for what is under way, also after an error. */
-static void drain_all(quay__vulkan_device *device) {
-  quay__error_state saved;
-  quay__error_save(&saved);
-  for (uint32_t i = 0; i < device->queue_count; i++)
-    (void)quay__vulkan_drain(&device->queues[i]); /* fails if the device is lost: nothing goes on */
-  quay__error_restore(&saved);
-}
-
 /* Everything that is of the VkDevice, and it. */
 static void close_handle(quay__vulkan_device *device) {
-  drain_all(device);
+  for (uint32_t i = 0; i < device->queue_count; i++)
+    quay__vulkan_settle(&device->queues[i]);
   for (uint32_t i = 0; i < device->queue_count; i++)
     quay__vulkan_queue_end(&device->queues[i], false);
   quay__vulkan_blocks_kill(device);

@@ -203,6 +203,15 @@ quay_status quay__vulkan_drain(quay__vulkan_queue *queue) {
   return quay__vulkan_wait(queue, value);
 }
 
+void quay__vulkan_settle(quay__vulkan_queue *queue) {
+  quay__vulkan_device *const device = queue->device;
+  lock(queue);
+  const VkResult result = device->api.vkQueueWaitIdle(queue->handle);
+  unlock(queue);
+  if (result != VK_SUCCESS && result != VK_ERROR_DEVICE_LOST)
+    quay__vulkan_report(device, result, "work on %s can't be waited for", device->name);
+}
+
 /* Choice. */
 
 quay__vulkan_queue *quay__vulkan_queue_of(quay__vulkan_device *device, uint64_t stream) {

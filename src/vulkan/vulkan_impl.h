@@ -237,6 +237,9 @@ quay_status quay__vulkan_query(quay__vulkan_queue *queue, uint64_t value, bool *
 quay_status quay__vulkan_wait(quay__vulkan_queue *queue, uint64_t value);
 /* Waits for all that was submitted. */
 quay_status quay__vulkan_drain(quay__vulkan_queue *queue);
+/* Waits until the queue has nothing to do and nothing of it is in use, as its end needs: a timeline
+ * may be signalled a moment before. A lost device has nothing to do. */
+void quay__vulkan_settle(quay__vulkan_queue *queue);
 /* The queue of a stream number; NULL if it is none of the device's. */
 quay__vulkan_queue *quay__vulkan_queue_of(quay__vulkan_device *device, uint64_t stream);
 /* The queue for a blocking copy: one for copies where there is one, and `any` of them may do it. */

@@ -7,8 +7,11 @@
 
 /* The whole memory, for as long as somebody may map a part of it. */
 struct CUextMemory_st {
+  CUexternalMemory next; /* in the list of all: a reset of a device ends them without a call */
   sim_memory *memory;
 };
+
+static CUexternalMemory all;
 
 /* The descriptor is the importer's from success on, and the caller's after an error. */
 CUresult cuImportExternalMemory(CUexternalMemory *external,
@@ -26,6 +29,8 @@ CUresult cuImportExternalMemory(CUexternalMemory *external,
     return sim_leave(CUDA_ERROR_OUT_OF_MEMORY);
   *external = sim_new(sizeof **external);
   (*external)->memory = memory;
+  (*external)->next = all;
+  all = *external;
   return sim_leave(CUDA_SUCCESS);
 }
 
@@ -49,8 +54,12 @@ CUresult cuExternalMemoryGetMappedBuffer(CUdeviceptr *address, CUexternalMemory 
 
 CUresult cuDestroyExternalMemory(CUexternalMemory external) {
   SIM_ENTER(cuDestroyExternalMemory, SIM_NEEDS_CONTEXT | SIM_UNSAFE_IN_CAPTURE);
-  if (external == NULL)
+  CUexternalMemory *link = &all;
+  while (*link != NULL && *link != external)
+    link = &(*link)->next;
+  if (external == NULL || *link == NULL)
     return sim_leave(CUDA_ERROR_INVALID_HANDLE);
+  *link = external->next;
   sim_memory_release(external->memory);
   free(external);
   return sim_leave(CUDA_SUCCESS);

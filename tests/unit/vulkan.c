@@ -211,6 +211,7 @@ Test(vulkan, without_addresses_an_access_has_none_and_copies_work, .init = setup
   CHECK_OK(quay_access_begin(stream, &(quay_use){buffer, QUAY_READ}, 1, &access));
   cr_assert_eq(access.pointers[0], 0);
   CHECK_OK(quay_access_end(&access));
+  CHECK_OK(quay_stream_synchronize(stream));
   check_pattern(buffer, 3);
   quay_buffer_release(buffer);
   quay_stream_release(stream);

@@ -76,6 +76,7 @@ static void *run(void *argument) {
     queue->first = work->next;
     if (queue->first == NULL)
       queue->end = &queue->first;
+    queue->busy = true;
     const bool drop = device->lost;
     pthread_mutex_unlock(&shim.lock);
     if (!drop) {
@@ -85,6 +86,8 @@ static void *run(void *argument) {
     }
     free(work);
     pthread_mutex_lock(&shim.lock);
+    queue->busy = false;
+    pthread_cond_broadcast(&shim.changed);
   }
   pthread_mutex_unlock(&shim.lock);
   return NULL;
@@ -198,8 +201,32 @@ static VKAPI_ATTR VkResult VKAPI_CALL submit(VkQueue queue, uint32_t count,
   return VK_SUCCESS;
 }
 
+static VkResult real_idle(shim_device *device, bool lost) {
+  pthread_mutex_lock(&real_lock);
+  const VkResult result = device->vkQueueWaitIdle(device->queue);
+  pthread_mutex_unlock(&real_lock);
+  return lost ? VK_ERROR_DEVICE_LOST : result;
+}
+
+static VKAPI_ATTR VkResult VKAPI_CALL wait_idle(VkQueue handle) {
+  if (!shim.settings.discrete) {
+    bool lost;
+    shim_device *const device = device_of_queue(handle, &lost);
+    return device != NULL ? real_idle(device, lost) : VK_ERROR_DEVICE_LOST;
+  }
+  shim_queue *const queue = (shim_queue *)handle;
+  pthread_mutex_lock(&shim.lock);
+  while (queue->first != NULL || queue->busy)
+    pthread_cond_wait(&shim.changed, &shim.lock);
+  const bool lost = queue->device->lost;
+  pthread_mutex_unlock(&shim.lock);
+  return real_idle(queue->device, lost);
+}
+
 PFN_vkVoidFunction shim_queue_function(const char *name) {
   if (strcmp(name, "vkGetDeviceQueue") == 0)
     return SHIM_FUNCTION(get_queue);
+  if (strcmp(name, "vkQueueWaitIdle") == 0)
+    return SHIM_FUNCTION(wait_idle);
   return strcmp(name, "vkQueueSubmit") == 0 ? SHIM_FUNCTION(submit) : NULL;
 }

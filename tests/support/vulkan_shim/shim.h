@@ -69,6 +69,7 @@ typedef struct shim_device {
   X(vkDestroyDevice)                \
   X(vkDeviceWaitIdle)               \
   X(vkGetDeviceQueue)               \
+  X(vkQueueWaitIdle)                \
   X(vkQueueSubmit)                  \
   X(vkAllocateMemory)               \
   X(vkFreeMemory)                   \
