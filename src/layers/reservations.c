@@ -3,7 +3,6 @@
 #include "layers/reservations.h"
 
 #include "core/allocator_impl.h"
-#include "core/allocator_impl.h"
 #include "core/error.h"
 #include "core/os.h"
 
