@@ -261,7 +261,7 @@ class Export(unittest.TestCase):
                 self.assertIn("read-only", str(error))
         else:
             self.assertEqual(library.bytes(array), pattern("u8", (4, 6)))
-            if LIBRARY != "torch":
+            if LIBRARY == "numpy":  # the others have no read-only arrays, and take it all the same
                 self.assertFalse(library.writable(array))
         finally:
             buffer.release()
