@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "support/files.h"
+#include "support/late/late.h"
 #include "support/pattern.h"
 
 #define MIB  (1u << 20)
@@ -57,19 +58,29 @@ enum {
   HOST,
   WITHIN,
   FROM_FILE,
-  WAYS
+  WAYS,
+  /* More of them, for which the plan asks a backend. */
+  FROM_PINNED = WAYS,
+  INTO_PRIVATE,
+  FILE_INTO_PRIVATE,
+  FILE_INTO_DEVICE,
+  ALL_WAYS
 };
 
+static quay_buffer *file_buffer(const char *name, quay_map_mode mode) {
+  quay_buffer *contents = host_buffer("cpu", 2);
+  MUST(quay_buffer_save(contents, test_path(name), NULL));
+  quay_buffer_release(contents);
+  return test_map(test_path(name), mode);
+}
+
 static void open_way(int way, quay_buffer **out_to, quay_buffer **out_from) {
-  *out_to = host_buffer(way == WITHIN ? "track+cpu" : "cpu", 1);
-  if (way == FROM_FILE) {
-    quay_buffer *contents = host_buffer("cpu", 2);
-    MUST(quay_buffer_save(contents, test_path("source"), NULL));
-    quay_buffer_release(contents);
-    *out_from = test_map(test_path("source"), QUAY_MAP_READ_ONLY);
-  } else {
-    *out_from = host_buffer(way == WITHIN ? "track+cpu" : "cpu", 2);
-  }
+  static const char *const to[] = {"cpu", "track+cpu", "cpu", "cpu", NULL, NULL, "late:0"};
+  static const char *const from[] = {"cpu", "track+cpu", NULL, "late:0,memory=pinned", "cpu"};
+  const bool reads_file = way == FROM_FILE || way == FILE_INTO_PRIVATE || way == FILE_INTO_DEVICE;
+  *out_to =
+      to[way] != NULL ? host_buffer(to[way], 1) : file_buffer("private", QUAY_MAP_COPY_ON_WRITE);
+  *out_from = reads_file ? file_buffer("source", QUAY_MAP_READ_ONLY) : host_buffer(from[way], 2);
 }
 
 static void check_threads_of(int way, uint32_t max_threads, uint32_t expected) {
@@ -92,6 +103,15 @@ static void check_threads_of(int way, uint32_t max_threads, uint32_t expected) {
 Test(copy_threads, one_thread_is_one_in_the_plan_and_in_the_copy_on_every_way) {
   for (int way = 0; way < WAYS; way++)
     check_threads_of(way, 1, 1);
+}
+
+Test(copy_threads, on_every_way_as_many_take_part_as_the_plan_says) {
+  MUST(late_register(NULL));
+  for (int way = 0; way < ALL_WAYS; way++) {
+    check_threads_of(way, 0, 4);
+    MUST(quay_shutdown()); /* ends the workers */
+  }
+  MUST(late_unregister());
 }
 
 Test(copy_threads, two_threads_are_two_on_the_way_between_host_memory) {
