@@ -274,7 +274,7 @@ static settings parse(int argc, char **argv) {
     if (option == 's')
       set.size = strtoull(optarg, NULL, 10) * MIB;
     if (option == 'r')
-      set.runs = atoi(optarg);
+      set.runs = (int)strtol(optarg, NULL, 10);
     if (option == 'f')
       set.path = optarg;
     if (option == 'w')

@@ -77,10 +77,11 @@ static void join_all(const quay_copy_pair *pairs, size_t count, many *out) {
         .source = {quay__copy_side(pair->source, pair->source_offset), pair->source->storage},
         .size = pair->size,
     };
-    if (out->count != 0 && joins(&out->pairs[out->count - 1], &next))
+    if (out->count != 0 && joins(&out->pairs[out->count - 1], &next)) {
       out->pairs[out->count - 1].size += next.size;
-    else
+    } else {
       out->pairs[out->count++] = next;
+    }
   }
 }
 

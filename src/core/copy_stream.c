@@ -311,7 +311,7 @@ quay_status quay__stream_copy_many(const quay__stream_pair *pairs, size_t count,
                                    const quay_copy_options *options) {
   const size_t uses = 2 * count;
   submission copies = {.stream = options->stream,
-                       .storages = quay__os_calloc(uses, sizeof copies.storages[0]),
+                       .storages = quay__os_calloc(uses, sizeof(quay__storage *)),
                        .ranges = quay__os_calloc(uses, sizeof copies.ranges[0])};
   stream_use *sorted = quay__os_calloc(uses, sizeof sorted[0]);
   quay_status status;

@@ -63,10 +63,11 @@ static quay_status move_in(const quay__ring *ring, const quay__slot *slot) {
   const quay__leg *leg = &ring->in;
   if (leg->kind == QUAY__LEG_MEMORY) {
     unsigned char *to = leg->memory + slot->at;
-    if (ring->streaming)
+    if (ring->streaming) {
       quay__host_stream(to, slot->memory, slot->size);
-    else
+    } else {
       memcpy(to, slot->memory, slot->size);
+    }
     return QUAY_OK;
   }
   quay_allocator *to = leg->side->allocator;
@@ -192,10 +193,11 @@ static void note_begin(quay__ring *ring, uint64_t at) {
   quay__staging_report *report = ring->report;
   if (report == NULL || ring->in.in_flight + ring->out.in_flight != 0)
     return;
-  if (report->transfers == 0)
+  if (report->transfers == 0) {
     report->begin = at - ring->began;
-  else
+  } else {
     report->idle += at - ring->idle_since;
+  }
 }
 
 static void submit_run(quay__ring *ring, quay__leg *leg, const run *slots, bool by_helper,
@@ -273,10 +275,11 @@ static void finish_first(quay__ring *ring, quay__leg *leg) {
     quay__slot *slot = &ring->slots[i];
     if (slot->state != was || slot->transfer != leg->first)
       continue;
-    if (into)
+    if (into) {
       arrive(ring, slot);
-    else
+    } else {
       slot->state = QUAY__SLOT_FILLED;
+    }
   }
   leg->in_flight -= leg->transfers[leg->first % QUAY__SLOTS_MAX].bytes;
   leg->first++;

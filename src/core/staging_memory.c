@@ -83,7 +83,7 @@ static unsigned char *take_kept(const quay__staging_wish *wish, uint64_t *out_se
   return NULL;
 }
 
-void quay__staging_memory_give(unsigned char *memory, uint64_t size) {
+void quay__staging_memory_give(const unsigned char *memory, uint64_t size) {
   quay__global_acquire(QUAY__LOCK_STAGING);
   for (segment *of = segments; of != NULL; of = of->next) {
     if (memory < of->memory || memory >= of->memory + of->size)
@@ -111,9 +111,10 @@ static void detach(const segment *leaving) {
 static void end_segment(segment *ended) {
   if (ended->device != NULL)
     ended->device->vtable.unpin(ended->device, ended->memory, ended->size);
-  if (quay__os_munmap(ended->memory, ended->size) != 0)
+  if (quay__os_munmap(ended->memory, ended->size) != 0) {
     quay_log(QUAY_LOG_ERROR, "%llu bytes of staging memory can't be given back to the system",
              (unsigned long long)ended->size);
+  }
   quay__os_free(ended);
 }
 

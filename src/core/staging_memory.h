@@ -19,7 +19,7 @@ typedef struct quay__staging_wish {
 /* Page-aligned memory; NULL if there is none. Of two pieces with the same `*out_segment` that lie
  * side by side one transfer can read both. Keeps the thread's error. */
 unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment);
-void quay__staging_memory_give(unsigned char *memory, uint64_t size);
+void quay__staging_memory_give(const unsigned char *memory, uint64_t size);
 
 /* Whether the device's backend can page-lock memory, and has not refused to since the last
  * quay__staging_memory_trim(). */

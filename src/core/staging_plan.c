@@ -40,14 +40,14 @@ static const quay__staging_tuning defaults = {
     .segment = UINT64_C(16) << 20,
     .slots_per_thread = 3,
 };
-static const quay__staging_tuning *tuning = &defaults;
+static const quay__staging_tuning *current = &defaults;
 
 const quay__staging_tuning *quay__staging_tuning_get(void) {
-  return tuning;
+  return current;
 }
 
-void quay__staging_tuning_set(const quay__staging_tuning *wanted) {
-  tuning = wanted != NULL ? wanted : &defaults;
+void quay__staging_tuning_set(const quay__staging_tuning *tuning) {
+  current = tuning != NULL ? tuning : &defaults;
 }
 
 static uint64_t whole_pages(uint64_t size) {
@@ -84,10 +84,10 @@ static void plan_transfers(uint64_t size, uint64_t allowed, uint32_t host_thread
                            quay__staging_plan *inout_plan) {
   const uint32_t threads =
       size < SHARED_BYTES ? 1 : (uint32_t)quay__min(inout_plan->threads, host_threads);
-  const uint64_t most = whole_pages(quay__max(quay__min(tuning->chunk, allowed / 2), 1));
+  const uint64_t most = whole_pages(quay__max(quay__min(current->chunk, allowed / 2), 1));
   const uint64_t finer = quay__align_down(size / TRANSFER_CHUNKS, PAGE) + PAGE;
-  const uint64_t chunk = quay__min(quay__min(quay__max(finer, tuning->ramp), most), size);
-  const uint64_t wanted = quay__max((uint64_t)tuning->slots_per_thread * threads, TRANSFER_SLOTS);
+  const uint64_t chunk = quay__min(quay__min(quay__max(finer, current->ramp), most), size);
+  const uint64_t wanted = quay__max((uint64_t)current->slots_per_thread * threads, TRANSFER_SLOTS);
   const uint64_t slots =
       quay__min(quay__min(quay__max(allowed / chunk, 1), wanted), chunk_count(size, chunk));
   inout_plan->chunk = chunk;
@@ -118,9 +118,10 @@ static const char *reason_of(const quay__side *destination, const quay__side *so
     return "no direct path between the two: in chunks through page-locked host memory";
   const quay_device *to = destination->allocator->device, *from = source->allocator->device;
   const bool refused = quay__staging_memory_refused(to) || quay__staging_memory_refused(from);
-  if (refused)
+  if (refused) {
     return "no direct path between the two: in chunks through host memory, which the device "
            "refused to page-lock: that is slow";
+  }
   return "no direct path between the two: through host memory in chunks";
 }
 
@@ -134,12 +135,13 @@ quay_status quay__staging_plan_make(const quay__side *destination, const quay__s
   if (in || out)
     out_plan->pin = in ? destination->allocator->device : source->allocator->device;
   out_plan->reason = reason_of(destination, source, out_plan->pin);
-  if (out_plan->pin == NULL)
+  if (out_plan->pin == NULL) {
     plan_calls(size, allowed, from_file, out_plan);
-  else if (in && from_file)
+  } else if (in && from_file) {
     plan_transfers(size, allowed, out_plan->threads, out_plan);
-  else
+  } else {
     plan_transfers(size, allowed, in && !out ? 2 : 1, out_plan);
+  }
   return QUAY_OK;
 }
 

@@ -135,10 +135,11 @@ quay_status quay__slots_adjust(quay__ring *ring, bool begun) {
   if (quay__staging_awaited())
     return give_way(ring, chunks);
   const uint64_t wanted = slots_wanted(ring, arrived);
-  if (ring->slot_count > wanted)
+  if (ring->slot_count > wanted) {
     shrink(ring, wanted);
-  else
+  } else {
     grow(ring, wanted, begun);
+  }
   return QUAY_OK;
 }
 

@@ -11,7 +11,7 @@
 #include "support/pattern.h"
 
 #define MIB  (1u << 20)
-#define SIZE (32u * MIB)
+#define SIZE (UINT64_C(32) * MIB)
 
 TestSuite(copy_threads, .init = test_files_begin, .fini = test_files_end);
 

@@ -37,8 +37,8 @@ unsigned char *__real_quay__staging_memory_take(const quay__staging_wish *wish,
                                                 uint64_t *out_segment);
 unsigned char *__wrap_quay__staging_memory_take(const quay__staging_wish *wish,
                                                 uint64_t *out_segment);
-void __real_quay__staging_memory_give(unsigned char *memory, uint64_t size);
-void __wrap_quay__staging_memory_give(unsigned char *memory, uint64_t size);
+void __real_quay__staging_memory_give(const unsigned char *memory, uint64_t size);
+void __wrap_quay__staging_memory_give(const unsigned char *memory, uint64_t size);
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
                           void *(*start)(void *), void *argument);
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
@@ -72,7 +72,7 @@ unsigned char *__wrap_quay__staging_memory_take(const quay__staging_wish *wish,
   return memory;
 }
 
-void __wrap_quay__staging_memory_give(unsigned char *memory, uint64_t size) {
+void __wrap_quay__staging_memory_give(const unsigned char *memory, uint64_t size) {
   pthread_mutex_lock(&slots_mutex);
   for (int i = 0; i < SLOTS_WATCHED; i++) {
     if (slots.memory[i] != memory)
