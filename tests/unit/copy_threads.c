@@ -163,7 +163,7 @@ Test(copy_threads, a_progress_callback_gets_slices_that_are_large_enough_to_be_s
     open_way(way, &seen.to, &seen.from);
     const quay_copy_options options = {.progress = note_step, .progress_user = &seen};
     MUST(quay_buffer_copy_region(seen.to, 0, seen.from, 0, SIZE, &options));
-    cr_expect_geq(seen.smallest, 8 * MIB, "way %d: a slice of %llu bytes", way,
+    cr_expect_geq(seen.smallest, UINT64_C(8) * MIB, "way %d: a slice of %llu bytes", way,
                   (unsigned long long)seen.smallest);
     pattern_check_buffer(seen.to, 0, 2);
     quay_buffer_release(seen.to);
