@@ -180,14 +180,18 @@ static void write_spec(const quay_spec_args *args, const settings *from, char *o
     out_spec[4] = ':';
 }
 
-static uint64_t reserve_size(const quay_allocator *inner) {
+static uint64_t device_bytes(const quay_allocator *inner) {
   quay_memory_info info = {.total_bytes = 0};
   quay__error_shield();
   const bool known = inner->device->vtable.memory_info(inner->device, &info) == QUAY_OK;
   quay__error_unshield();
-  const uint64_t twice = known && info.total_bytes < MOST_RESERVE ? 2 * info.total_bytes : 0;
-  const uint64_t size = quay__min(quay__max(twice, LEAST_RESERVE), MOST_RESERVE);
-  return quay__align_down(size, GIB);
+  return known && info.total_bytes != 0 ? info.total_bytes : UINT64_MAX;
+}
+
+/* Twice what there can be of memory, since free addresses are in pieces, too. */
+static uint64_t reserve_size(const quay__pool *pool) {
+  const uint64_t twice = pool->device_bytes < MOST_RESERVE / 2 ? 2 * pool->device_bytes : 0;
+  return quay__align_down(quay__max(twice, LEAST_RESERVE), GIB);
 }
 
 static void set_mode(quay__pool *pool, const quay_allocator *inner) {
@@ -204,7 +208,7 @@ static void set_mode(quay__pool *pool, const quay_allocator *inner) {
     pool->page = inner->page_size;
     if (!pool->whole_pages && !pool->tight)
       pool->page = quay__max(pool->page, HOST_PIECE);
-    pool->reserve_bytes = reserve_size(inner);
+    pool->reserve_bytes = reserve_size(pool);
   }
 }
 
@@ -236,6 +240,7 @@ static quay__pool *make_pool(const settings *from, quay_allocator *inner) {
   pool->granule_log2 = (uint32_t)__builtin_ctzll(quay__max(inner->alignment, 64));
   pool->cache_bytes = CACHE_BYTES;
   atomic_init(&pool->generation, quay__device_generation(inner->device));
+  pool->device_bytes = device_bytes(inner);
   set_mode(pool, inner);
   quay__lock_init(&pool->lock);
   pool->spins = (quay__spin_set){

@@ -68,13 +68,20 @@ static uint64_t power_below(uint64_t value) {
   return value == 0 ? 0 : UINT64_C(1) << (63 - __builtin_clzll(value));
 }
 
+/* Where there is little memory, fragments must go back in small pieces: a commit of which a part is
+ * in use stays. */
+static uint64_t finest(const quay__pool *pool) {
+  const uint64_t share = power_below(quay__min(pool->max_bytes, pool->device_bytes) >> 8);
+  return quay__max(share, pool->page);
+}
+
 /* Bytes of one commit at least, where commits are what costs: they grow with what there is. */
 static uint64_t unit_of(const quay__pool *pool) {
   if (pool->block_bytes != 0)
     return quay__max(pool->block_bytes, pool->page);
   const uint64_t share = power_below(pool->committed >> (pool->tight ? 9 : 3));
   const uint64_t most = pool->committed >> 7 > FIRST_UNIT ? LARGEST_UNIT : FIRST_UNIT;
-  return quay__max(quay__min(share, most), pool->page);
+  return quay__max(quay__min(quay__min(share, most), finest(pool)), pool->page);
 }
 
 /* Bytes of one commit at most: the larger, the fewer, and the less often one is wholly free. */
@@ -82,7 +89,8 @@ static uint64_t largest_commit(const quay__pool *pool) {
   const uint64_t unit = unit_of(pool);
   if (pool->tight || pool->block_bytes != 0)
     return unit;
-  return quay__max(quay__max(unit, LARGEST_UNIT), power_below(pool->committed >> 5));
+  const uint64_t most = quay__max(LARGEST_UNIT, power_below(pool->committed >> 5));
+  return quay__max(unit, quay__min(most, finest(pool)));
 }
 
 /* What the pool may hold once `more` bytes are in use besides. */

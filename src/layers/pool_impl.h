@@ -101,8 +101,9 @@ typedef struct quay__pool {
   uint64_t alignment;                             /* of regions: larger ones are direct */
   uint64_t page;                                  /* PAGES: bytes that are committed at least */
   uint64_t reserve_bytes;                         /* PAGES: of a region */
-  uint64_t block_bytes; /* of a block, or a commit; 0: by what is taken so far */
-  uint64_t max_bytes;   /* UINT64_MAX: no limit */
+  uint64_t block_bytes;  /* of a block, or a commit; 0: by what is taken so far */
+  uint64_t max_bytes;    /* UINT64_MAX: no limit */
+  uint64_t device_bytes; /* memory of the device; UINT64_MAX: it does not tell */
   quay__pool_mode mode;
   uint32_t granule_log2; /* of every size: the allocator's alignment */
   bool has_streams;
