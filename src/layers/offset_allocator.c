@@ -8,7 +8,7 @@
 
 /* How many extents of one bin are looked at for the one that fits best. */
 enum {
-  LOOK_AT = 12,
+  LOOK_AT = 4,
   CHUNK_EXTENTS = 255 /* and one for the chunk's own link: 16 KiB */
 };
 

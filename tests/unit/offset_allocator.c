@@ -61,18 +61,18 @@ Test(offset_allocator, the_smallest_extent_that_fits_is_taken) {
   quay__offsets_destroy(&offsets);
 }
 
-Test(offset_allocator, an_extent_of_exactly_the_size_wins_among_large_ones_of_one_bin) {
+Test(offset_allocator, an_extent_of_exactly_the_size_wins_among_a_few_large_ones_of_one_bin) {
   begin(UINT64_C(1) << 30);
-  /* 1000 to 1006 granules are in one bin. */
-  quay__extent *holes[7];
-  for (uint64_t i = 0; i < 7; i++) {
-    holes[i] = take((1006 - i) * GRANULE, GRANULE);
+  /* 1000 to 1003 granules are in one bin. */
+  quay__extent *holes[4];
+  for (uint64_t i = 0; i < 4; i++) {
+    holes[i] = take((1003 - i) * GRANULE, GRANULE);
     cr_assert_not_null(take(GRANULE, GRANULE));
   }
-  const uint64_t exact = holes[3]->offset;
-  for (size_t i = 0; i < 7; i++)
+  const uint64_t exact = holes[2]->offset;
+  for (size_t i = 0; i < 4; i++)
     give(holes[i]);
-  cr_assert_eq(take(1003 * GRANULE, GRANULE)->offset, exact);
+  cr_assert_eq(take(1001 * GRANULE, GRANULE)->offset, exact);
   quay__offsets_destroy(&offsets);
 }
 
