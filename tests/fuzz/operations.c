@@ -20,7 +20,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 enum {
   HANDLES = 12,
   SIZE_MAXIMUM = 70000,
-  ALLOCATORS = 3
+  ALLOCATORS = 4
 };
 
 /* A storage: its bytes, and which of them have a value. */
@@ -365,7 +365,8 @@ static quay_allocator *const *open_allocators(void) {
   /* Files in memory where there are such: a disk would be most of the time. */
   const bool shared_memory = access("/dev/shm", W_OK) == 0;
   const char *const specs[ALLOCATORS] = {"cpu", "track+cpu",
-                                         shared_memory ? "track+mmap:/dev/shm" : "track+mmap:/tmp"};
+                                         shared_memory ? "track+mmap:/dev/shm" : "track+mmap:/tmp",
+                                         "track+pool:keep=tight+cpu"};
   for (size_t i = 0; i < ALLOCATORS; i++) {
     if (allocators[i] == NULL)
       CHECK(quay_allocator_open(specs[i], &allocators[i]) == QUAY_OK);
