@@ -291,6 +291,12 @@ void quay__staging_memory_drop(quay_device *device) {
 /* Pages that are locked for a device are not the child's to use, and pieces of other threads will
  * never be given back: the address space is left as it is. */
 void quay__staging_memory_after_fork_in_child(void) {
+  static segment *abandoned; /* never looked at, but for tools that search for lost memory */
+  segment **last = &segments;
+  while (*last != NULL)
+    last = &(*last)->next;
+  *last = abandoned;
+  abandoned = segments;
   segments = NULL;
   emptied = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }

@@ -86,7 +86,8 @@ static void plan_transfers(uint64_t size, uint64_t allowed, uint32_t host_thread
       size < SHARED_BYTES ? 1 : (uint32_t)quay__min(inout_plan->threads, host_threads);
   const uint64_t most = whole_pages(quay__max(quay__min(current->chunk, allowed / 2), 1));
   const uint64_t finer = quay__align_down(size / TRANSFER_CHUNKS, PAGE) + PAGE;
-  const uint64_t chunk = quay__min(quay__min(quay__max(finer, current->ramp), most), size);
+  const uint64_t chunk =
+      quay__max(quay__min(quay__min(quay__max(finer, current->ramp), most), size), 1);
   const uint64_t wanted = quay__max((uint64_t)current->slots_per_thread * threads, TRANSFER_SLOTS);
   const uint64_t slots =
       quay__min(quay__min(quay__max(allowed / chunk, 1), wanted), chunk_count(size, chunk));

@@ -85,7 +85,10 @@ static quay_status download(submission *from, quay_allocator *allocator,
   QUAY_TRY(quay__cuda_lane_take(device, &lane));
   const quay_status status =
       quay__cuda_download(device, lane, from->stream, pointer, destination, size);
-  return give_back(from, lane, status);
+  if (!quay__cuda_download_is_done(status, size))
+    return give_back(from, lane, status);
+  quay__cuda_lane_give_back(device, lane);
+  return QUAY_OK;
 }
 
 quay_status quay__cuda_copy_in_async(quay_allocator *allocator, quay_raw_buffer *destination,

@@ -33,6 +33,11 @@ static quay_status begin(quay__cuda_device *device, const quay_raw_buffer *raw, 
   return status;
 }
 
+static void finish(job *ended) {
+  quay__cuda_lane_give_back(ended->device, ended->lane);
+  quay__cuda_leave(&ended->scope);
+}
+
 /* Waits for the stream, after a failure too: what it reads and writes is somebody else's after
  * this. */
 static quay_status end(job *ended, quay_status status, const char *what) {
@@ -40,8 +45,7 @@ static quay_status end(job *ended, quay_status status, const char *what) {
   const quay__cu_result result = quay__cuda_settle(device, ended->lane->stream);
   if (status == QUAY_OK && result != QUAY__CU_SUCCESS)
     status = quay__cuda_fail(device, result, "%s %s", what, device->name);
-  quay__cuda_lane_give_back(device, ended->lane);
-  quay__cuda_leave(&ended->scope);
+  finish(ended);
   return status;
 }
 
@@ -155,6 +159,10 @@ quay_status quay__cuda_copy_out(quay_allocator *allocator, const quay_raw_buffer
   QUAY_TRY(begin(device, source, &copy));
   const quay_status status = quay__cuda_download(device, copy.lane, copy.lane->stream,
                                                  quay__cuda_at(source, offset), destination, size);
+  if (quay__cuda_download_is_done(status, size)) {
+    finish(&copy);
+    return QUAY_OK;
+  }
   return end(&copy, status, "copying to host memory from");
 }
 

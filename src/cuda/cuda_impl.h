@@ -294,6 +294,10 @@ quay_status quay__cuda_upload(quay__cuda_device *device, quay__cuda_lane *lane,
 quay_status quay__cuda_download(quay__cuda_device *device, quay__cuda_lane *lane,
                                 quay__cu_stream stream, quay__cu_pointer source, void *destination,
                                 uint64_t size);
+/* Whether the stream has been waited for by it: a wait of an idle stream costs two microseconds. */
+static inline bool quay__cuda_download_is_done(quay_status status, uint64_t size) {
+  return status == QUAY_OK && size <= QUAY__CUDA_SLOT_BYTES;
+}
 /* Whether all of the host memory is page-locked: the driver then copies it directly. */
 bool quay__cuda_is_pinned(quay__cuda_device *device, const void *memory, uint64_t size);
 /* Submits a fill. */

@@ -542,11 +542,11 @@ void quay__mmap_copy_info(quay_allocator *allocator, const quay_raw_buffer *dest
   if (lazy) {
     if (size >= PARALLEL_MIN) /* blocks of an allocator's own: nobody takes their pages away */
       quay__host_copy_plan(size, 0, &out_info->threads, &out_info->chunk);
-  } else if (destination == NULL) {
+  } else if (destination == NULL && source != NULL) {
     plan_move(reader_of(quay__mapping_of(source)), size, out_info);
-  } else if (source == NULL) {
+  } else if (source == NULL && destination != NULL) {
     plan_move(writer_of(quay__mapping_of(destination)), size, out_info);
-  } else {
+  } else if (source != NULL && destination != NULL) {
     plan_within(quay__mapping_of(destination), quay__mapping_of(source), size, out_info);
   }
 }

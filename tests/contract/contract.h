@@ -23,8 +23,9 @@ const contract_target *contract_target_of(const quay_allocator *allocator);
 /* What an allocation that no machine has memory for answers. */
 quay_status contract_too_large(const quay_allocator *allocator);
 bool contract_can(const quay_allocator *allocator, contract_ability ability);
-/* Closes the allocator and skips the test, with the table's reason, if the target can't do it. */
-void contract_need(quay_allocator *allocator, contract_ability ability);
+/* True if the target can't do it, which the table gives the reason for: that it says so clearly and
+ * that nothing changes has been checked then, and the allocator is closed. */
+bool contract_lacks(quay_allocator *allocator, contract_ability ability);
 
 /* A buffer of `size` bytes (U8), or a test failure; `seed` above 0 fills it with random bytes. */
 quay_buffer *contract_buffer(quay_allocator *allocator, uint64_t size, uint64_t seed);

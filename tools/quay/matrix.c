@@ -27,20 +27,19 @@ typedef struct matrix_options {
 
 static exit_status add_place(matrix_result *result, const char *spec, size_t length,
                              bool may_be_missing) {
-  matrix_place *grown =
-      realloc(result->places, (result->place_count + 1) * sizeof result->places[0]);
-  if (grown == NULL)
+  if (result->place_count == MATRIX_PLACES_MAX)
+    return fail("more than %d kinds of memory; name fewer with --between", MATRIX_PLACES_MAX);
+  char *name = strndup(spec, length);
+  quay_allocator *allocator = NULL;
+  if (name == NULL)
     return fail_memory();
-  result->places = grown;
-  matrix_place place = {.name = strndup(spec, length)};
-  if (place.name == NULL)
-    return fail_memory();
-  if (strcmp(place.name, MAPPING) != 0 &&
-      quay_allocator_open(place.name, &place.allocator) != QUAY_OK) {
-    free(place.name);
+  if (strcmp(name, MAPPING) != 0 && quay_allocator_open(name, &allocator) != QUAY_OK) {
+    free(name);
     return may_be_missing ? EXIT_DONE : fail_quay();
   }
-  result->places[result->place_count++] = place;
+  const size_t index = result->place_count++;
+  result->places[index].name = name;
+  result->places[index].allocator = allocator;
   return EXIT_DONE;
 }
 
@@ -101,7 +100,6 @@ static void release(matrix_result *result) {
     quay_allocator_release(result->places[i].allocator);
     free(result->places[i].name);
   }
-  free(result->places);
   free(result->pairs);
 }
 
@@ -154,7 +152,8 @@ static exit_status print_as_text(const matrix_result *result) {
   };
   text_table table;
   table_init(&table, columns, sizeof columns / sizeof columns[0]);
-  for (size_t i = 0; i < result->place_count * result->place_count; ++i) {
+  const size_t pairs = result->pairs != NULL ? result->place_count * result->place_count : 0;
+  for (size_t i = 0; i < pairs; ++i) {
     const matrix_pair *pair = &result->pairs[i];
     const bool limited = pair->limit > 0;
     table_add(&table, result->places[i / result->place_count].name);
@@ -179,7 +178,7 @@ static exit_status matrix(const matrix_options *options) {
   matrix_result result = {.size = options->size};
   exit_status status =
       options->between != NULL ? add_named(&result, options->between) : add_available(&result);
-  if (status == EXIT_DONE) {
+  if (status == EXIT_DONE && result.place_count != 0) {
     result.pairs = calloc(result.place_count * result.place_count, sizeof result.pairs[0]);
     status = result.pairs != NULL ? matrix_measure(&result) : fail_memory();
   }

@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 #define MATRIX_LIMITS_MAX 64
+#define MATRIX_PLACES_MAX 64
 
 /* One kind of memory that takes part. */
 typedef struct matrix_place {
@@ -27,7 +28,7 @@ typedef struct matrix_pair {
 
 typedef struct matrix_result {
   uint64_t size; /* bytes that each copy moves */
-  matrix_place *places;
+  matrix_place places[MATRIX_PLACES_MAX];
   size_t place_count;
   matrix_limit limits[MATRIX_LIMITS_MAX];
   size_t limit_count;
