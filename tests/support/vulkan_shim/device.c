@@ -91,7 +91,7 @@ static VKAPI_ATTR void VKAPI_CALL destroy_device(VkDevice handle,
   pthread_mutex_unlock(&shim.lock);
   /* A loss of the shim's leaves work under way. */
   if (lost)
-    (void)device->vkDeviceWaitIdle(handle);
+    shim_settle(device);
   device->vkDestroyDevice(handle, allocator);
   free(device);
 }
@@ -115,7 +115,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL create_semaphore(VkDevice handle,
 /* Lets real work on it come to an end first, which a device that is lost would not wait for. */
 static void settle(shim_device *device) {
   if (is_lost(device))
-    (void)device->vkDeviceWaitIdle(device->real);
+    shim_settle(device);
 }
 
 static VKAPI_ATTR void VKAPI_CALL destroy_semaphore(VkDevice handle, VkSemaphore semaphore,

@@ -134,7 +134,7 @@ static VKAPI_ATTR void VKAPI_CALL free_memory(VkDevice handle, VkDeviceMemory fr
   shim.census.memories--;
   pthread_mutex_unlock(&shim.lock);
   if (lost)
-    (void)device->vkDeviceWaitIdle(handle);
+    shim_settle(device);
   device->vkFreeMemory(handle, freed, allocator);
   end_file(memory);
   free(memory->shadow);
@@ -242,7 +242,7 @@ static VKAPI_ATTR void VKAPI_CALL destroy_buffer(VkDevice handle, VkBuffer buffe
   shim.census.buffers -= buffer != VK_NULL_HANDLE;
   pthread_mutex_unlock(&shim.lock);
   if (lost)
-    (void)device->vkDeviceWaitIdle(handle);
+    shim_settle(device);
   device->vkDestroyBuffer(handle, buffer, allocator);
 }
 

@@ -45,17 +45,42 @@ static void hand_on(shim_device *device, const shim_submission *work) {
     shim_violation("the real queue answers %d", result);
 }
 
-/* On the host, so that the real queue, which is in order, is not held up. */
-static void wait_first(shim_device *device, const shim_submission *work) {
+static bool is_lost(const shim_device *device) {
+  pthread_mutex_lock(&shim.lock);
+  const bool lost = device->lost;
+  pthread_mutex_unlock(&shim.lock);
+  return lost;
+}
+
+/* On the host, so that the real queue, which is in order, is not held up. False if the device is
+ * lost meanwhile: what is waited for may never come then. */
+static bool wait_first(shim_device *device, const shim_submission *work) {
   if (work->wait == VK_NULL_HANDLE)
-    return;
+    return true;
   const VkSemaphoreWaitInfo info = {
       .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
       .semaphoreCount = 1,
       .pSemaphores = &work->wait,
       .pValues = &work->wait_value,
   };
-  (void)device->vkWaitSemaphores(device->real, &info, UINT64_MAX);
+  const uint64_t step = 1000000; /* ns */
+  while (device->vkWaitSemaphores(device->real, &info, step) == VK_TIMEOUT) {
+    if (is_lost(device))
+      return false;
+  }
+  return true;
+}
+
+void shim_settle(shim_device *device) {
+  pthread_mutex_lock(&shim.lock);
+  for (uint32_t i = 0; i < SHIM_QUEUES; i++) {
+    while (device->queues[i].busy)
+      pthread_cond_wait(&shim.changed, &shim.lock);
+  }
+  pthread_mutex_unlock(&shim.lock);
+  pthread_mutex_lock(&real_lock);
+  (void)device->vkDeviceWaitIdle(device->real);
+  pthread_mutex_unlock(&real_lock);
 }
 
 static void *run(void *argument) {
@@ -79,8 +104,7 @@ static void *run(void *argument) {
     queue->busy = true;
     const bool drop = device->lost;
     pthread_mutex_unlock(&shim.lock);
-    if (!drop) {
-      wait_first(device, work);
+    if (!drop && wait_first(device, work)) {
       usleep((useconds_t)(rand_r(&seed) % 300));
       hand_on(device, work);
     }

@@ -123,6 +123,8 @@ PFN_vkVoidFunction shim_queue_function(const char *name);
 void shim_queues_begin(shim_device *device);
 /* Submits what is left, and ends the threads. */
 void shim_queues_end(shim_device *device);
+/* Of a device that is lost: waits until real work on it is done, and no more is handed on. */
+void shim_settle(shim_device *device);
 /* messages.c */
 void shim_messages_begin(VkInstance instance);
 void shim_messages_end(VkInstance instance);
