@@ -297,6 +297,40 @@ Test(hazard, a_copy_waits_until_another_ones_submission_is_over) {
   close_device();
 }
 
+static void *copy_up_in_a_thread(void *unused) {
+  (void)unused;
+  quay_buffer *low = late_view(buffer, 0, SIZE / 2), *high = late_view(buffer, SIZE / 2, SIZE / 2);
+  thread_status = late_try_copy(two, low, high);
+  quay_buffer_release(low);
+  quay_buffer_release(high);
+  return NULL;
+}
+
+/* Else two copies within one storage in opposite directions would wait for each other. */
+Test(hazard, a_copy_that_waits_for_one_of_its_ranges_does_not_hold_the_other, .timeout = 60) {
+  quay__storage *storage = buffer->storage;
+  const quay__range low = {.offset = 0, .size = SIZE / 2, .mode = QUAY_WRITE};
+  const quay__range high = {.offset = SIZE / 2, .size = SIZE / 2, .mode = QUAY_WRITE};
+  MUST(quay__hazards_open(storage, &high, 1, one, 1001, true));
+  pthread_t thread;
+  cr_assert_eq(pthread_create(&thread, NULL, copy_up_in_a_thread, NULL), 0);
+  usleep(100000);
+  alarm(20); /* this would wait for the copy, which waits for this */
+  MUST(quay__hazards_open(storage, &low, 1, one, 1002, true));
+  alarm(0);
+  quay__hazards_close(storage, 1002, NULL);
+  quay__hazards_close(storage, 1001, NULL);
+  pthread_join(thread, NULL);
+  cr_assert_eq(thread_status, QUAY_OK);
+  unsigned char bytes[SIZE / 2];
+  quay_buffer *result = late_view(buffer, 0, SIZE / 2);
+  MUST(quay_buffer_copy_out(result, bytes, sizeof bytes));
+  for (uint64_t i = 0; i < SIZE / 2; i++)
+    cr_assert_eq(bytes[i], pattern_byte(SIZE / 2 + i, 1));
+  quay_buffer_release(result);
+  close_device();
+}
+
 static void *seal_in_a_thread(void *unused) {
   (void)unused;
   thread_status = quay_buffer_seal(buffer);
