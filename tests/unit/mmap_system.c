@@ -652,6 +652,49 @@ Test(mmap_system, flush_synchronises_shared_mappings_alone) {
   }
 }
 
+/* Copies from a buffer in memory to a shared mapping, one or several. */
+static quay_status copy_to(quay_buffer *file, bool sync, int pairs) {
+  unsigned char bytes[2500];
+  test_fill(bytes, sizeof bytes, 0, 7);
+  const int64_t shape[] = {sizeof bytes};
+  quay_buffer *memory = NULL;
+  TEST_OK(quay_buffer_create(NULL, QUAY_U8, 1, shape, NULL, &memory));
+  TEST_OK(quay_buffer_copy_in(memory, bytes, sizeof bytes));
+  const quay_copy_options options = {.sync = sync};
+  const quay_copy_pair list[] = {{.destination = file, .source = memory, .size = 1000},
+                                 {.destination = file,
+                                  .destination_offset = 2500,
+                                  .source = memory,
+                                  .source_offset = 1000,
+                                  .size = 1500}};
+  const quay_status status = pairs == 0
+                                 ? quay_buffer_copy_region(file, 0, memory, 0, 2500, &options)
+                                 : quay_copy_many(list, (size_t)pairs, &options);
+  quay_buffer_release(memory);
+  return status;
+}
+
+Test(mmap_system, copies_synchronise_the_file_if_they_are_asked_to) {
+  quay_buffer *file = test_map(test_file("a", 5000, 3), QUAY_MAP_SHARED);
+  for (int pairs = 0; pairs < 3; ++pairs) {
+    atomic_store(&fake.synchronised, 0);
+    TEST_OK(copy_to(file, false, pairs));
+    cr_assert_eq(atomic_load(&fake.synchronised), 0);
+    TEST_OK(copy_to(file, true, pairs));
+    cr_assert_gt(atomic_load(&fake.synchronised), 0);
+  }
+  quay_buffer_release(file);
+}
+
+Test(mmap_system, a_copy_whose_synchronisation_fails_is_an_io_error_with_the_path) {
+  const char *path = test_file("a", 5000, 3);
+  quay_buffer *file = test_map(path, QUAY_MAP_SHARED);
+  atomic_store(&fake.sync_error, EIO);
+  for (int pairs = 0; pairs < 3; ++pairs)
+    test_expect_error(copy_to(file, true, pairs), QUAY_STATUS_IO, "EIO", path);
+  quay_buffer_release(file);
+}
+
 Test(mmap_system, a_failing_flush_is_reported_with_the_path) {
   const char *path = test_file("a", 5000, 3);
   quay_buffer *buffer = test_map(path, QUAY_MAP_SHARED);
