@@ -52,7 +52,8 @@ typedef struct quay_copy_options {
    * early where it can:
    *   - device or pinned memory of one backend at both ends, one of them of the stream's device (of
    *     two devices: where the backend can): submitted, and the stream waits for what conflicts;
-  X, file or another backend's memory, with a progress callback, within one storage
+   *   - from pageable or file memory: returns once the source has been read;
+   *   - to pageable, file or another backend's memory, with a progress callback, within one storage
    *     where the ranges overlap: finished on return.
    * Both storages are kept until the copy is done, whoever releases them. quay_copy_plan() tells in
    * its reason which it is. */

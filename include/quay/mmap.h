@@ -1,16 +1,19 @@
 /* Files as buffers: mapping existing files, making new ones, writing buffers to files.
  *
- * Copies to and from a mapped file never raise SIGBUS: a file that was truncated behind the map is
+ * Copies to and from a mapped file do not raise SIGBUS: a file that was truncated behind the map is
  * an I/O error there. They read and write the file itself, with several readers, or copy from the
  * mapping while a read lease (fcntl(2), F_SETLEASE) keeps the file as it is: for a millisecond or
- * less at a time, during which whoever opens the file for writing or truncates it has to wait (who
- * does so in the very moment that a lease begins may have SIGURG sent to the program, a signal that
- * by default does nothing). A
- * file that is open for writing is read without leases. What the program does through a host
- * pointer is its own: touching a page past the end of a truncated file raises SIGBUS. A file that
- * has grown behind the map is no error: every mapped byte is still where it was, so that reads,
- * writes and copies of the window are right; what was added is not seen until the file is mapped
- * again.
+ * less at a time. Whoever opens the file for writing or truncates it meanwhile has to wait, or gets
+ * EAGAIN if he opens it with O_NONBLOCK; at the very moment that a lease begins he may have SIGURG
+ * sent to the program, a signal that by default does nothing. A process that is stopped within a
+ * lease (by a debugger, say) lets writers wait until the system takes the lease away, after
+ * /proc/sys/fs/lease-break-time; if the file is truncated then, going on raises SIGBUS. A file that
+ * is open for writing, or belongs to another user, is read without leases.
+ *
+ * What the program does through a host pointer is its own: touching a page past the end of a
+ * truncated file raises SIGBUS. A file that has grown behind the map is no error: every mapped byte
+ * is still where it was, so that reads, writes and copies of the window are right; what was added
+ * is not seen until the file is mapped again.
  *
  * To read faster, copies of 8 MiB and more out of read-only and shared mappings may enter pages of
  * the file that are in the page cache into the mapping. These count as resident memory of the

@@ -164,14 +164,34 @@ static quay_status check_open(const quay__stream_side *side, uint64_t size, quay
  * everything that was submitted to it, and is done on return. */
 static quay_status copy_on_stream(const quay__stream_side *destination,
                                   const quay__stream_side *source, uint64_t size,
-                                  const quay_copy_options *options, bool *out_done) {
+                                  const quay_copy_options *options, bool *out_done,
+                                  quay__stream_hold *out_hold) {
   const char *reason;
   *out_done = quay__stream_copies(&destination->side, &source->side, size, options, &reason);
   if (*out_done)
     return quay__stream_copy(destination, source, size, options);
   QUAY_TRY(check_open(source, size, QUAY_READ, options->stream));
   QUAY_TRY(check_open(destination, size, QUAY_WRITE, options->stream));
-  return quay_stream_synchronize(options->stream);
+  QUAY_TRY(quay_stream_synchronize(options->stream));
+  /* A callback may use the buffers, and would wait for itself. */
+  if (options->progress != NULL)
+    return QUAY_OK;
+  return quay__stream_hold_sides(destination, source, size, options->stream, out_hold);
+}
+
+/* Waits on the host for what conflicts, and moves. */
+static quay_status move_now(const quay__stream_side *to, const quay__stream_side *from,
+                            uint64_t size, const quay_copy_options *options) {
+  QUAY_TRY(quay__hazards_wait(from->storage, from->side.offset, size, QUAY_READ));
+  QUAY_TRY(quay__hazards_wait(to->storage, to->side.offset, size, QUAY_WRITE));
+  bool moved = false;
+  const quay_status status = quay__route_copy(&to->side, &from->side, size, options, &moved);
+  if (status != QUAY_OK)
+    return quay__copy_failed(moved);
+  if (options == NULL || !options->sync)
+    return QUAY_OK;
+  quay_allocator *const written = to->side.allocator;
+  return written->vtable.flush(written, to->side.raw, to->side.offset, size);
 }
 
 /* Copies between two windows whose arguments have been checked. */
@@ -187,22 +207,16 @@ static quay_status copy_slowly(quay_buffer *destination, uint64_t destination_of
   const quay__stream_side to = {quay__copy_side(destination, destination_offset),
                                 destination->storage};
   const quay__stream_side from = {quay__copy_side(source, source_offset), source->storage};
+  quay__stream_hold hold = {.stream = NULL};
   if (options != NULL && options->stream != NULL) {
     bool done = false;
-    QUAY_TRY(copy_on_stream(&to, &from, size, options, &done));
+    QUAY_TRY(copy_on_stream(&to, &from, size, options, &done, &hold));
     if (done)
       return QUAY_OK;
   }
-  QUAY_TRY(quay__hazards_wait(source->storage, from.side.offset, size, QUAY_READ));
-  QUAY_TRY(quay__hazards_wait(destination->storage, to.side.offset, size, QUAY_WRITE));
-  bool moved = false;
-  const quay_status status = quay__route_copy(&to.side, &from.side, size, options, &moved);
-  if (status != QUAY_OK)
-    return quay__copy_failed(moved);
-  if (options == NULL || !options->sync)
-    return QUAY_OK;
-  quay_allocator *const written = to.side.allocator;
-  return written->vtable.flush(written, to.side.raw, to.side.offset, size);
+  const quay_status status = move_now(&to, &from, size, options);
+  quay__stream_let_go(&hold);
+  return status;
 }
 
 quay_status quay_buffer_copy_from(quay_buffer *destination, const quay_buffer *source) {
@@ -317,6 +331,18 @@ quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_
   return QUAY_OK;
 }
 
+/* Waits on the host for what conflicts, and fills. */
+static quay_status fill_now(quay_buffer *buffer, const void *pattern, size_t pattern_size) {
+  quay__storage *storage = buffer->storage;
+  quay_allocator *allocator = storage->allocator;
+  QUAY_TRY(quay__copy_check_threads(buffer->size));
+  QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, QUAY_WRITE));
+  quay__copy_enter();
+  const quay_status status = allocator->vtable.fill(allocator, &storage->raw, buffer->offset,
+                                                    buffer->size, pattern, pattern_size);
+  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(quay__copy_may_have_moved(status));
+}
+
 static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t pattern_size,
                                quay_stream *stream) {
   quay__storage *storage = buffer->storage;
@@ -326,19 +352,18 @@ static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t 
   if (buffer->size == 0)
     return QUAY_OK;
   quay_allocator *allocator = storage->allocator;
+  quay__stream_hold hold = {.stream = NULL};
   if (stream != NULL) {
     const quay__stream_side side = {quay__copy_side(buffer, 0), storage};
     if (quay__stream_fills(allocator, stream))
       return quay__stream_fill(&side, buffer->size, pattern, pattern_size, stream);
     QUAY_TRY(check_open(&side, buffer->size, QUAY_WRITE, stream));
     QUAY_TRY(quay_stream_synchronize(stream));
+    QUAY_TRY(quay__stream_hold_sides(&side, NULL, buffer->size, stream, &hold));
   }
-  QUAY_TRY(quay__copy_check_threads(buffer->size));
-  QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, QUAY_WRITE));
-  quay__copy_enter();
-  const quay_status status = allocator->vtable.fill(allocator, &storage->raw, buffer->offset,
-                                                    buffer->size, pattern, pattern_size);
-  return status == QUAY_OK ? QUAY_OK : quay__copy_failed(quay__copy_may_have_moved(status));
+  const quay_status status = fill_now(buffer, pattern, pattern_size);
+  quay__stream_let_go(&hold);
+  return status;
 }
 
 static quay_status check_fill(const char *function, const quay_buffer *buffer,

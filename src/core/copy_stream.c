@@ -259,6 +259,44 @@ quay_status quay__stream_copy(const quay__stream_side *destination, const quay__
   return end(&copy, status);
 }
 
+/* What blocks. */
+
+quay_status quay__stream_hold_sides(const quay__stream_side *destination,
+                                    const quay__stream_side *source, uint64_t size,
+                                    quay_stream *stream, quay__stream_hold *out_hold) {
+  *out_hold = (quay__stream_hold){.stream = NULL};
+  quay__range ranges[2];
+  submission copy = {.stream = stream, .storages = out_hold->storages, .ranges = ranges};
+  add_use(&copy, destination, size, QUAY_WRITE);
+  if (source != NULL)
+    add_use(&copy, source, size, QUAY_READ);
+  sort_uses(&copy);
+  copy.id = quay__next_id();
+  for (size_t i = 0; i < copy.count; i += uses_of_storage(&copy, i)) {
+    const size_t n = uses_of_storage(&copy, i);
+    const quay_status status =
+        quay__hazards_open(copy.storages[i], &copy.ranges[i], n, stream, copy.id, true);
+    if (status != QUAY_OK) {
+      close_uses(&copy, NULL);
+      return status;
+    }
+    copy.opened += n;
+  }
+  out_hold->stream = stream;
+  out_hold->id = copy.id;
+  out_hold->count = copy.count;
+  return QUAY_OK;
+}
+
+void quay__stream_let_go(const quay__stream_hold *hold) {
+  if (hold->stream == NULL)
+    return;
+  quay__error_shield();
+  for (size_t i = 0; i < hold->count; i++)
+    quay__hazards_close(hold->storages[i], hold->id, NULL);
+  quay__error_unshield();
+}
+
 /* Many at once. */
 
 typedef struct stream_use {

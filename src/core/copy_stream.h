@@ -34,6 +34,23 @@ bool quay__stream_submits(const quay__stream_pair *pair, const quay_copy_options
 quay_status quay__stream_copy_many(const quay__stream_pair *pairs, size_t count,
                                    const quay_copy_options *options);
 
+/* What a copy that blocks on a stream has open while it runs: both sides, as brief uses. */
+typedef struct quay__stream_hold {
+  quay_stream *stream; /* NULL: nothing is open */
+  uint64_t id;
+  size_t count;
+  quay__storage *storages[2];
+} quay__stream_hold;
+
+/* Opens both sides, so that conflicting calls on other streams wait until quay__stream_let_go().
+ * The host has to wait for recorded work after this. BUSY and READ_ONLY as quay__hazards_open();
+ * nothing is open then. */
+quay_status quay__stream_hold_sides(const quay__stream_side *destination,
+                                    const quay__stream_side *source, uint64_t size,
+                                    quay_stream *stream, quay__stream_hold *out_hold);
+/* Keeps the thread's error. */
+void quay__stream_let_go(const quay__stream_hold *hold);
+
 /* Whether a fill of its memory is submitted to `stream`, and the submission. */
 bool quay__stream_fills(const quay_allocator *allocator, const quay_stream *stream);
 quay_status quay__stream_fill(const quay__stream_side *side, uint64_t size, const void *pattern,

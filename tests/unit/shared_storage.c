@@ -164,3 +164,45 @@ Test(shared_storage, copies_within_one_storage_in_opposite_directions_do_not_blo
   quay_buffer_release(shared);
   late_end();
 }
+
+/* Copies whose ranges overlap are done by the host, on return. On a stream they are uses of the
+ * storage while they run, like any other. */
+
+static void *copy_overlapping(void *argument) {
+  const uint64_t index = *(const uint64_t *)argument;
+  quay_stream *stream = late_stream_of(0);
+  quay_buffer *low = late_view(shared, 0, PART), *high = late_view(shared, PART / 2, PART);
+  quay_buffer *apart = late_view(shared, 4 * PART, PART);
+  for (int i = 0; i < 4 * ROUNDS; i++) {
+    if (index % 2 == 0) {
+      late_copy(stream, high, low);
+    } else if (index % 4 == 1) {
+      late_copy(stream, apart, high);
+    } else {
+      const unsigned char byte = 7;
+      MUST(quay_buffer_fill_on(high, &byte, 1, stream));
+    }
+  }
+  MUST(quay_stream_synchronize(stream));
+  quay_buffer_release(low);
+  quay_buffer_release(high);
+  quay_buffer_release(apart);
+  quay_stream_release(stream);
+  return NULL;
+}
+
+Test(shared_storage, copies_that_block_are_in_order_with_those_that_do_not, .timeout = 60) {
+  late_begin(&(late_options){.mode = LATE_THREADS, .max_delay_us = 5, .seed = 8});
+  shared = late_buffer("late:0", 8 * PART, 1);
+  pthread_t threads[THREADS];
+  uint64_t indices[THREADS];
+  for (uint64_t i = 0; i < THREADS; i++) {
+    indices[i] = i;
+    cr_assert_eq(pthread_create(&threads[i], NULL, copy_overlapping, &indices[i]), 0);
+  }
+  for (int i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
+  MUST(quay_buffer_synchronize(shared));
+  quay_buffer_release(shared);
+  late_end(); /* which finds what nothing orders */
+}
