@@ -30,6 +30,10 @@ void quay__spec_free(quay__spec *spec);
 bool quay__parse_bytes(const char *text, uint64_t *out_bytes);
 bool quay__parse_unsigned(const char *text, uint64_t *out_value);
 
+/* Puts the spec that was asked for before the message of the thread's error, from deep within a
+ * backend that knows nothing of it; the error names the backend then. Returns its status. */
+quay_status quay__spec_name_error(const quay_spec_args *args);
+
 /* Appends `value` to a spec under construction with commas and backslashes escaped. False if it
  * does not fit. */
 bool quay__spec_append_escaped(char *text, size_t size, const char *value);

@@ -117,3 +117,10 @@ quay_status quay_spec_switch(const quay_spec_args *args, const char *key, bool *
   *out = on;
   return QUAY_OK;
 }
+
+quay_status quay__spec_name_error(const quay_spec_args *args) {
+  quay__error_state error;
+  quay__error_save(&error);
+  return quay_error_set(error.status, args->name, error.native_code, error.native_name,
+                        "\"%s\": %s", args->spec, error.message);
+}

@@ -9,6 +9,7 @@
 #include "core/host_copy.h"
 #include "core/os.h"
 #include "core/registry.h"
+#include "core/spec.h"
 #include "cuda/cuda_impl.h"
 
 /* Of every allocation; the driver's own. */
@@ -361,14 +362,6 @@ static quay_status open_on(quay_device *quay, quay_memory_kind kind,
   return status;
 }
 
-/* Adds what was asked for, which a driver that is not there knows nothing of. */
-static quay_status name_spec(const quay_spec_args *args) {
-  quay__error_state error;
-  quay__error_save(&error);
-  return quay_error_set(error.status, "cuda", error.native_code, error.native_name, "\"%s\": %s",
-                        args->spec, error.message);
-}
-
 quay_status quay__cuda_open(void *user, const quay_spec_args *args,
                             quay_allocator **out_allocator) {
   (void)user;
@@ -384,7 +377,7 @@ quay_status quay__cuda_open(void *user, const quay_spec_args *args,
   QUAY_TRY(parse_kind(args, &kind));
   quay_device *device;
   if (quay__cuda_device_get(ordinal, &device) != QUAY_OK)
-    return name_spec(args);
+    return quay__spec_name_error(args);
   quay_status status = quay__device_check(device); /* lost: the first message says what helps */
   if (status == QUAY_OK)
     status = open_on(device, kind, out_allocator);

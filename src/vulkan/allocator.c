@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/os.h"
 #include "core/registry.h"
+#include "core/spec.h"
 #include "vulkan/vulkan_impl.h"
 
 static void vulkan_destroy(void *self) {
@@ -248,14 +249,6 @@ quay_status quay__vulkan_allocator_make(quay_device *quay, quay_vulkan_memory_ki
   return status;
 }
 
-/* Adds what was asked for, which a loader that is not there knows nothing of. */
-static quay_status name_spec(const quay_spec_args *args) {
-  quay__error_state error;
-  quay__error_save(&error);
-  return quay_error_set(error.status, "vulkan", error.native_code, error.native_name, "\"%s\": %s",
-                        args->spec, error.message);
-}
-
 static int hex_digit(char c) {
   if (c >= '0' && c <= '9')
     return c - '0';
@@ -299,7 +292,7 @@ static quay_status find_device(const quay_spec_args *args, uint64_t *out_index) 
   }
   const quay_status status =
       text != NULL ? quay__vulkan_find_uuid(uuid, out_index) : quay__vulkan_find_default(out_index);
-  return status == QUAY_OK ? QUAY_OK : name_spec(args);
+  return status == QUAY_OK ? QUAY_OK : quay__spec_name_error(args);
 }
 
 quay_status quay__vulkan_open(void *user, const quay_spec_args *args,
@@ -321,7 +314,7 @@ quay_status quay__vulkan_open(void *user, const quay_spec_args *args,
   QUAY_TRY(find_device(args, &index));
   quay_device *device;
   if (quay__vulkan_device_get(index, &device) != QUAY_OK)
-    return name_spec(args);
+    return quay__spec_name_error(args);
   const quay_status status = quay__vulkan_allocator_make(device, kind, dedicated, out_allocator);
   quay_device_release(device);
   return status;

@@ -6,16 +6,9 @@
 #include <string.h>
 #include <unistd.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+#include "check.h"
 
-#define CHECK(condition)                                                                        \
-  do {                                                                                          \
-    if (!(condition)) {                                                                         \
-      fprintf(stderr, "%s:%d: not true: %s (last error: %s)\n", __FILE__, __LINE__, #condition, \
-              quay_last_error()->message);                                                      \
-      abort();                                                                                  \
-    }                                                                                           \
-  } while (0)
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum {
   HANDLES = 12,
