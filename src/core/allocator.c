@@ -369,7 +369,16 @@ static quay_status alloc_from(quay_allocator *allocator, uint64_t size,
                               const quay_alloc_options *options, quay_raw_buffer *out_raw) {
   quay_alloc_request request;
   QUAY_TRY(quay__alloc_request_make(allocator, size, options, &request));
-  return quay__alloc_reaping(allocator, &request, out_raw);
+  QUAY_TRY(quay__alloc_reaping(allocator, &request, out_raw));
+  if (!request.zeroed || request.stream == NULL || !allocator->has_async)
+    return QUAY_OK;
+  /* Nobody records the library's own fill for a raw buffer, which may be freed at once. */
+  const quay_status status = quay_stream_synchronize(request.stream);
+  if (status != QUAY_OK) {
+    quay__free(allocator, out_raw, NULL, 0);
+    memset(out_raw, 0, sizeof *out_raw);
+  }
+  return status;
 }
 
 quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,

@@ -103,6 +103,7 @@ typedef struct submission {
   size_t count, opened;
   quay__storage **storages; /* of each use */
   quay__range *ranges;
+  const quay__storage *read_here; /* what the host has read on return; NULL: nothing */
 } submission;
 
 static void add_use(submission *s, const quay__stream_side *side, uint64_t size,
@@ -134,8 +135,16 @@ static size_t uses_of_storage(const submission *s, size_t i) {
 static void close_uses(submission *s, quay_event *event) {
   quay__error_shield();
   for (size_t i = 0; i < s->opened; i += uses_of_storage(s, i))
-    quay__hazards_close(s->storages[i], s->id, event);
+    quay__hazards_close(s->storages[i], s->id, s->storages[i] != s->read_here ? event : NULL);
   quay__error_unshield();
+}
+
+/* Has whoever touches the bytes wait for what conflicts. */
+static quay_status order_use(const submission *s, size_t i) {
+  const quay__range *range = &s->ranges[i];
+  if (s->storages[i] != s->read_here)
+    return quay__hazards_order(s->storages[i], range, s->stream);
+  return quay__hazards_wait(s->storages[i], range->offset, range->size, range->mode);
 }
 
 /* Opens the uses, which are sorted, and makes the stream wait for what conflicts with them. On
@@ -150,7 +159,7 @@ static quay_status open_uses(submission *s) {
     s->opened += status == QUAY_OK ? n : 0;
   }
   for (size_t i = 0; i < s->count && status == QUAY_OK; i++)
-    status = quay__hazards_order(s->storages[i], &s->ranges[i], s->stream);
+    status = order_use(s, i);
   if (status != QUAY_OK)
     close_uses(s, NULL);
   return status;
@@ -239,14 +248,9 @@ quay_status quay__stream_copy(const quay__stream_side *destination, const quay__
   quay__range ranges[2];
   submission copy = {.stream = options->stream, .storages = storages, .ranges = ranges};
   add_use(&copy, destination, size, QUAY_WRITE);
-  if (way == STREAM_IN_READ) {
-    /* The host reads it, so the host has to wait; nothing is under way after return. */
-    const quay__range range = {.offset = s->offset, .size = size, .mode = QUAY_READ};
-    QUAY_TRY(quay__hazards_check(source->storage, &range, options->stream));
-    QUAY_TRY(quay__hazards_wait(source->storage, s->offset, size, QUAY_READ));
-  } else {
-    add_use(&copy, source, size, QUAY_READ);
-  }
+  add_use(&copy, source, size, QUAY_READ);
+  if (way == STREAM_IN_READ) /* never the destination's storage: that is the device's */
+    copy.read_here = source->storage;
   sort_uses(&copy);
   QUAY_TRY(open_uses(&copy));
   unsigned char *host = NULL;
@@ -266,25 +270,25 @@ quay_status quay__stream_hold_sides(const quay__stream_side *destination,
                                     quay_stream *stream, quay__stream_hold *out_hold) {
   *out_hold = (quay__stream_hold){.stream = NULL};
   quay__range ranges[2];
-  submission copy = {.stream = stream, .storages = out_hold->storages, .ranges = ranges};
-  add_use(&copy, destination, size, QUAY_WRITE);
+  submission held = {.stream = stream, .storages = out_hold->storages, .ranges = ranges};
+  add_use(&held, destination, size, QUAY_WRITE);
   if (source != NULL)
-    add_use(&copy, source, size, QUAY_READ);
-  sort_uses(&copy);
-  copy.id = quay__next_id();
-  for (size_t i = 0; i < copy.count; i += uses_of_storage(&copy, i)) {
-    const size_t n = uses_of_storage(&copy, i);
+    add_use(&held, source, size, QUAY_READ);
+  sort_uses(&held);
+  held.id = quay__next_id();
+  for (size_t i = 0; i < held.count; i += uses_of_storage(&held, i)) {
+    const size_t n = uses_of_storage(&held, i);
     const quay_status status =
-        quay__hazards_open(copy.storages[i], &copy.ranges[i], n, stream, copy.id, true);
+        quay__hazards_open(held.storages[i], &held.ranges[i], n, stream, held.id, true);
     if (status != QUAY_OK) {
-      close_uses(&copy, NULL);
+      close_uses(&held, NULL);
       return status;
     }
-    copy.opened += n;
+    held.opened += n;
   }
   out_hold->stream = stream;
-  out_hold->id = copy.id;
-  out_hold->count = copy.count;
+  out_hold->id = held.id;
+  out_hold->count = held.count;
   return QUAY_OK;
 }
 

@@ -354,6 +354,23 @@ Test(async_copy, is_busy_while_a_conflicting_access_is_open_on_another_stream) {
   close_all();
 }
 
+static bool go_on(void *unused, uint64_t done, uint64_t total) {
+  (void)unused, (void)done, (void)total;
+  return true;
+}
+
+Test(async_copy, with_a_progress_callback_is_busy_as_well) {
+  const quay_copy_options options = {.stream = one, .progress = go_on};
+  quay_access access;
+  MUST(quay_access_begin(two, &(quay_use){a, QUAY_WRITE}, 1, &access));
+  MUST_FAIL(quay_buffer_copy_region(b, 0, a, 0, SIZE, &options), BUSY);
+  MUST_FAIL(quay_buffer_copy_region(a, 0, b, 0, SIZE, &options), BUSY);
+  MUST(quay_access_end(&access));
+  MUST(quay_buffer_copy_region(b, 0, a, 0, SIZE, &options));
+  pattern_check_buffer(b, 0, 1);
+  close_all();
+}
+
 Test(async_copy, of_a_source_that_an_access_reads_is_not_busy) {
   quay_access access;
   MUST(quay_access_begin(two, &(quay_use){a, QUAY_READ}, 1, &access));

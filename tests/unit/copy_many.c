@@ -274,11 +274,17 @@ Test(copy_many, many_copies_wait_for_work_on_both_sides) {
   model m = open_model("cuda:0");
   quay_stream *stream = NULL;
   MUST(quay_stream_create(quay_allocator_device(m.allocator), NULL, &stream));
+  /* What keeps the stream from the tensors for much longer than the copies take. */
+  quay_buffer *large = NULL;
+  MUST(quay_buffer_create(m.allocator, QUAY_U8, 1, (int64_t[]){16 << 20}, NULL, &large));
+  for (int i = 0; i < 40; i++)
+    MUST(quay_buffer_fill_on(large, "x", 1, stream));
   for (int i = 0; i < TENSORS; i++)
     MUST(quay_buffer_fill_on(m.tensors[i], "abcd", 4, stream));
   MUST(quay_copy_many(m.pairs, TENSORS, NULL));
   MUST(quay_stream_synchronize(stream));
   check_model(&m);
+  quay_buffer_release(large);
   quay_stream_release(stream);
   close_model(&m);
 }

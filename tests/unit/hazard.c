@@ -331,6 +331,50 @@ Test(hazard, a_copy_that_waits_for_one_of_its_ranges_does_not_hold_the_other, .t
   close_device();
 }
 
+typedef struct pageable_copy {
+  quay_buffer *destination, *source;
+  quay_status status;
+  _Atomic bool done;
+} pageable_copy;
+
+static void *copy_pageable(void *argument) {
+  pageable_copy *copy = argument;
+  copy->status = late_try_copy(two, copy->destination, copy->source);
+  return NULL;
+}
+
+static void *write_the_source(void *argument) {
+  pageable_copy *copy = argument;
+  const quay__range range = whole(QUAY_WRITE);
+  MUST(quay__hazards_open(copy->source->storage, &range, 1, one, 1002, true));
+  copy->done = true;
+  quay__hazards_close(copy->source->storage, 1002, NULL);
+  return NULL;
+}
+
+/* The host reads pageable memory before the call returns: until then the source is in use. */
+Test(hazard, a_copy_from_pageable_memory_holds_its_source_while_it_runs, .timeout = 60) {
+  pageable_copy copy = {.source = late_buffer("cpu", SIZE, 5)};
+  copy.destination = late_buffer("late:0", SIZE, 6); /* younger, and so opened after the source */
+  const quay__range range = whole(QUAY_WRITE);
+  MUST(quay__hazards_open(copy.destination->storage, &range, 1, one, 1001, true));
+  pthread_t copying, writing;
+  cr_assert_eq(pthread_create(&copying, NULL, copy_pageable, &copy), 0);
+  usleep(100000);
+  cr_assert_eq(pthread_create(&writing, NULL, write_the_source, &copy), 0);
+  usleep(100000);
+  cr_assert(!copy.done, "the source was given to a writer");
+  quay__hazards_close(copy.destination->storage, 1001, NULL);
+  pthread_join(copying, NULL);
+  pthread_join(writing, NULL);
+  cr_assert_eq(copy.status, QUAY_OK);
+  pattern_check_buffer(copy.destination, 0, 5);
+  MUST(quay_buffer_synchronize(copy.source));
+  quay_buffer_release(copy.source);
+  quay_buffer_release(copy.destination);
+  close_device();
+}
+
 static void *seal_in_a_thread(void *unused) {
   (void)unused;
   thread_status = quay_buffer_seal(buffer);

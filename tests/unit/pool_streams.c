@@ -79,6 +79,33 @@ Test(pool_streams, a_stream_gets_its_own_block_back_at_once) {
   end_pool();
 }
 
+/* The library's own fill is over on return: nobody records it for a raw buffer. */
+Test(pool_streams, raw_memory_that_is_zeroed_on_a_stream_and_freed_at_once_is_nobodys_to_write) {
+  static const char *const specs[] = {"pool+late:0", "pool+guard+late:0", "late:0"};
+  for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+    begin_pool(specs[i], 0);
+    quay_stream *stream = stream_new(0);
+    quay_raw_buffer raw;
+    /* A first one, so that the second is memory that was used before. */
+    quay_buffer *used_before = create(5000, NULL);
+    OK(quay_buffer_fill(used_before, "\x77", 1));
+    quay_buffer_release(used_before);
+    const quay_alloc_options options = {.zeroed = true, .stream = stream};
+    OK(quay_allocator_alloc(pool, 5000, &options, &raw));
+    quay_raw_buffer_free(&raw);
+    quay_buffer *buffer = create(5000, NULL);
+    OK(quay_buffer_fill(buffer, "\xee", 1));
+    late_run_all();
+    unsigned char bytes[5000];
+    OK(quay_buffer_copy_out(buffer, bytes, sizeof bytes));
+    for (size_t k = 0; k < sizeof bytes; k++)
+      cr_assert_eq(bytes[k], 0xee, "%s: byte %zu is %u", specs[i], k, bytes[k]);
+    quay_buffer_release(buffer);
+    quay_stream_release(stream);
+    end_pool(); /* which finds what nothing orders */
+  }
+}
+
 Test(pool_streams, another_stream_gets_a_block_when_the_work_on_it_is_done) {
   begin_pool("pool+late:0", 0);
   quay_stream *const first = stream_new(0);
