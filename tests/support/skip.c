@@ -10,17 +10,15 @@
 
 #define WORD_MAX 64
 
-/* The first word of `words` (commas between) that `target` or `reason` contains, in `out_word`. */
-static bool find_forbidden(const char *words, const char *target, const char *reason,
-                           char out_word[static WORD_MAX]) {
+/* The first word of `words` (commas between) that `target` contains, in `out_word`. */
+static bool find_forbidden(const char *words, const char *target, char out_word[static WORD_MAX]) {
   while (*words != '\0') {
     const size_t length = strcspn(words, ",");
     if (length > 0 && length < WORD_MAX) {
       memcpy(out_word, words, length);
       out_word[length] = '\0';
-      if (strcasestr(target, out_word) || strcasestr(reason, out_word)) {
+      if (strcasestr(target, out_word))
         return true;
-      }
     }
     words += length;
     words += *words == ',';
@@ -36,7 +34,7 @@ void quay_test_skip(const char *target, const char *format, ...) {
   vsnprintf(reason, sizeof reason, format, arguments);
   va_end(arguments);
   const char *forbidden = getenv("QUAY_TEST_FAIL_ON_SKIP");
-  if (forbidden && find_forbidden(forbidden, target, reason, word)) {
+  if (forbidden && find_forbidden(forbidden, target, word)) {
     cr_assert_fail("would skip (%s: %s), but QUAY_TEST_FAIL_ON_SKIP names '%s'", target, reason,
                    word);
   }
