@@ -98,6 +98,8 @@ static quay__slot *take_out_empty(quay__ring *ring) {
   }
   if (found != NULL)
     found->state = QUAY__SLOT_ABSENT;
+  if (found != NULL && found == ring->last)
+    ring->last = NULL; /* whose memory threads look at */
   quay__global_release(QUAY__LOCK_STAGING);
   return found;
 }
