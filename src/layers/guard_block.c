@@ -53,8 +53,11 @@ static quay_status fill(quay_allocator *inner, quay__guard_block *block, quay_st
 quay_status quay__guard_block_begin(quay_allocator *inner, quay__guard_block *block,
                                     quay_stream *stream, bool zeroed) {
   const uint64_t behind = block->front + block->size;
-  if (stream != NULL && !inner->has_async)
+  /* What the processor reaches is poisoned below, and must not be filled after that. */
+  if (stream != NULL && (!inner->has_async || block->host != NULL)) {
     QUAY_TRY(quay_stream_synchronize(stream));
+    stream = NULL;
+  }
   QUAY_TRY(fill(inner, block, stream, 0, block->front, QUAY__GUARD_RED));
   QUAY_TRY(fill(inner, block, stream, behind, block->back, QUAY__GUARD_RED));
   if (!zeroed)

@@ -492,6 +492,22 @@ static void close_late(quay_allocator *allocator) {
   CHECK_OK(late_unregister());
 }
 
+/* What the processor reaches is poisoned for its tools on return: nothing fills it after that. */
+Test(guard, memory_that_the_host_reaches_is_filled_on_return_also_on_a_stream) {
+  quay_allocator *allocator =
+      open_late(&(late_options){.mode = LATE_MANUAL}, "guard+late:0,memory=pinned");
+  quay_stream *stream = NULL;
+  CHECK_OK(quay_stream_create(quay_allocator_device(allocator), NULL, &stream));
+  quay_raw_buffer raw;
+  CHECK_OK(quay_allocator_alloc(allocator, 1000, &(quay_alloc_options){.stream = stream}, &raw));
+  late_counts counts;
+  late_count(&counts);
+  cr_assert_eq(counts.submitted, counts.run);
+  quay_raw_buffer_free(&raw);
+  quay_stream_release(stream);
+  close_late(allocator);
+}
+
 /* The red zones are filled late, on the stream, and looked at by the host. */
 Test(guard, a_stream_ordered_block_that_is_freed_at_once_is_not_damaged) {
   quay_allocator *allocator = open_late(&(late_options){.mode = LATE_MANUAL}, "guard+late:0");
