@@ -111,6 +111,14 @@ Test(faults, hang, .timeout = 0.5) {
   }
 }
 
+/* And nobody waits for the child afterwards. */
+Test(faults, hang_of_a_child_of_the_test, .timeout = 0.5) {
+  (void)!fork();
+  for (;;) {
+    pause();
+  }
+}
+
 Test(faults, crash) {
   raise(SIGSEGV);
 }

@@ -1,6 +1,8 @@
 /* A runner for the tests of the sanitizer builds: each test runs in a forked child that ends
  * through exit(), so that a sanitizer's finding, a leak, a crash or a hang fails that test alone.
  * No heap memory is used here, so that leak reports name the test's own. */
+#include "asan_fork.h"
+
 #include <criterion/criterion.h>
 
 #include <errno.h>
@@ -159,6 +161,7 @@ static void run_phases(const struct plain_runner_test *test,
 static _Noreturn void run_child(const struct plain_runner_test *test,
                                 const struct plain_runner_options *options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
+  setpgid(0, 0);
   start_timer(options->timeout);
   run_phases(test, options);
   exit(atomic_load(&report->failures) > 0 ? EXIT_FAILURE : EXIT_SUCCESS);
@@ -233,7 +236,10 @@ static void run_test(const struct plain_runner_test *test, struct totals *totals
   if (child == 0) {
     run_child(test, &options);
   }
-  const char *why = judge(wait_for(child), &options);
+  const int status = wait_for(child);
+  /* What the test forked and left behind would hold the output open for ever. */
+  kill(-child, SIGKILL);
+  const char *why = judge(status, &options);
   if (why) {
     printf("[FAIL] %s::%s: %s (%.2f s)\n", test->suite, test->name, why, now() - start);
     totals->failed++;
@@ -317,6 +323,7 @@ int main(int count, char **values) {
     perror("mmap");
     return EXIT_FAILURE;
   }
+  plain_runner_prepare_for_forks();
   struct totals totals = {0};
   for (const struct plain_runner_test *test = first_test; test; test = test->next) {
     if (!selected(test, arguments.pattern)) {
