@@ -101,11 +101,11 @@ static void check_parser(const char *text) {
   free(written);
 }
 
-/* With the real names; not with mmap, which opens any path. */
+/* With the real names; not with mmap and trace, which open, and write, any path. */
 static void check_open(const char *text) {
   quay_allocator *allocator = NULL;
   quay_allocator *again = NULL;
-  if (strstr(text, "mmap") != NULL)
+  if (strstr(text, "mmap") != NULL || strstr(text, "trace") != NULL)
     return;
   if (quay_allocator_open(text, &allocator) != QUAY_OK) {
     CHECK(allocator == NULL);
