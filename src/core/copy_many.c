@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/hazard.h"
 #include "core/os.h"
+#include "core/stream_impl.h"
 #include "core/thread.h"
 
 static const quay_copy_options defaults;
@@ -46,6 +47,8 @@ static quay_status check_all(const quay_copy_pair *pairs, size_t count, many *ou
     if (status != QUAY_OK)
       return quay__error_append(" (pair %zu of %zu)", i, count);
   }
+  if (out->options->stream != NULL && out->total != 0)
+    QUAY_TRY(quay__stream_check(out->options->stream));
   /* Last, since it allocates. */
   for (size_t i = 0; i < count; i++) {
     if (quay__storage_make_writable(pairs[i].destination->storage) != QUAY_OK)
@@ -167,8 +170,42 @@ static quay_status move_now(many *all) {
   return QUAY_OK;
 }
 
+static quay_status sync_all(const many *all) {
+  for (size_t i = 0; i < all->count; i++) {
+    const quay__side *side = &all->pairs[i].destination.side;
+    QUAY_TRY(side->allocator->vtable.flush(side->allocator, side->raw, side->offset,
+                                           all->pairs[i].size));
+  }
+  return QUAY_OK;
+}
+
+/* Moves, synchronises where that is wanted, and says what a failure has left behind. */
+static quay_status finish_now(many *all) {
+  const quay_status status = move_now(all);
+  if (status != QUAY_OK)
+    return quay__copy_failed(all->moved);
+  return all->options->sync ? sync_all(all) : QUAY_OK;
+}
+
+/* A progress callback makes every pair block: after all that was submitted to the stream they are
+ * moved together, on the host's time. */
+static quay_status move_after_stream(many *all) {
+  quay_stream *stream = all->options->stream;
+  for (size_t i = 0; i < all->count; i++) {
+    const quay__stream_side *to = &all->pairs[i].destination, *from = &all->pairs[i].source;
+    const quay__range read = {from->side.offset, all->pairs[i].size, QUAY_READ};
+    const quay__range written = {to->side.offset, all->pairs[i].size, QUAY_WRITE};
+    QUAY_TRY(quay__hazards_check(from->storage, &read, stream));
+    QUAY_TRY(quay__hazards_check(to->storage, &written, stream));
+  }
+  QUAY_TRY(quay_stream_synchronize(stream));
+  return finish_now(all);
+}
+
 /* In the order of a stream: at once where all can be submitted to it. */
 static quay_status move_on_stream(many *all, const quay_copy_pair *pairs, size_t count) {
+  if (all->options->progress != NULL)
+    return move_after_stream(all);
   bool submits = true;
   for (size_t i = 0; i < all->count && submits; i++)
     submits = quay__stream_submits(&all->pairs[i], all->options);
@@ -178,15 +215,6 @@ static quay_status move_on_stream(many *all, const quay_copy_pair *pairs, size_t
     QUAY_TRY(quay_buffer_copy_region(pairs[i].destination, pairs[i].destination_offset,
                                      pairs[i].source, pairs[i].source_offset, pairs[i].size,
                                      all->options));
-  }
-  return QUAY_OK;
-}
-
-static quay_status sync_all(const many *all) {
-  for (size_t i = 0; i < all->count; i++) {
-    const quay__side *side = &all->pairs[i].destination.side;
-    QUAY_TRY(side->allocator->vtable.flush(side->allocator, side->raw, side->offset,
-                                           all->pairs[i].size));
   }
   return QUAY_OK;
 }
@@ -205,16 +233,8 @@ quay_status quay_copy_many(const quay_copy_pair *pairs, size_t count,
   if (all.pairs == NULL)
     return quay__fail_out_of_memory((uint64_t)count * sizeof all.pairs[0], "many copies");
   join_all(pairs, count, &all);
-  quay_status status;
-  if (all.options->stream != NULL) {
-    status = move_on_stream(&all, pairs, count);
-  } else {
-    status = move_now(&all);
-    if (status != QUAY_OK)
-      status = quay__copy_failed(all.moved);
-    if (status == QUAY_OK && all.options->sync)
-      status = sync_all(&all);
-  }
+  const quay_status status =
+      all.options->stream != NULL ? move_on_stream(&all, pairs, count) : finish_now(&all);
   quay__os_free(all.pairs);
   return status;
 }

@@ -177,6 +177,73 @@ Test(copy_many, progress_is_told_of_all_pairs_together_and_can_stop_them) {
   }
 }
 
+/* What a callback on a stream has been told. */
+typedef struct watched {
+  told seen;
+  unsigned calls;
+  bool whole; /* the total was always that of the whole list */
+} watched;
+
+static bool watch(void *user, uint64_t done, uint64_t total) {
+  watched *w = user;
+  w->calls++;
+  w->whole = w->whole && total == 2 * (uint64_t)FILE_SIZE;
+  return note(&w->seen, done, total);
+}
+
+/* Half of the list would be submitted if nobody asked for progress, half comes from a file. */
+static void check_progress_on_stream(const char *spec) {
+  model m = open_model(spec);
+  quay_stream *stream = NULL;
+  MUST(quay_stream_create(quay_allocator_device(m.allocator), NULL, &stream));
+  quay_buffer *from = pattern_buffer(m.allocator, FILE_SIZE, 5);
+  quay_buffer *to = pattern_buffer(m.allocator, FILE_SIZE, 1);
+  quay_copy_pair pairs[2 * TENSORS];
+  for (uint64_t i = 0; i < TENSORS; i++) {
+    pairs[2 * i] = m.pairs[i];
+    const uint64_t at = (TENSORS - 1 - i) * TENSOR; /* no neighbours */
+    pairs[2 * i + 1] = (quay_copy_pair){to, at, from, at, TENSOR};
+  }
+  watched w = {.whole = true};
+  const quay_copy_options options = {.stream = stream, .progress = watch, .progress_user = &w};
+  MUST(quay_buffer_fill_on(from, "abcd", 4, stream)); /* comes before what the list reads */
+  MUST(quay_copy_many(pairs, 2 * TENSORS, &options));
+  cr_assert(w.whole, "a pair reported by itself");
+  cr_assert_eq(w.seen.last, 2 * (uint64_t)FILE_SIZE);
+  cr_assert_geq(w.calls, 2u);
+  check_model(&m);
+  unsigned char bytes[4];
+  for (uint64_t at = 0; at < FILE_SIZE; at += TENSOR) {
+    quay_buffer *window = NULL;
+    MUST(quay_buffer_view(to, at, 4, &window));
+    MUST(quay_buffer_copy_out(window, bytes, 4));
+    cr_assert_eq(memcmp(bytes, "abcd", 4), 0, "read before the stream had written it");
+    quay_buffer_release(window);
+  }
+  quay_buffer_release(to);
+  quay_buffer_release(from);
+  quay_stream_release(stream);
+  close_model(&m);
+}
+
+Test(copy_many, on_a_stream_progress_is_told_of_all_pairs_together) {
+  check_progress_on_stream("cuda:0");
+  MUST(late_register(NULL));
+  check_progress_on_stream("late:0");
+  cr_assert_eq(late_violations(NULL, 0), 0u);
+  MUST(late_unregister());
+}
+
+Test(copy_many, on_a_stream_progress_can_stop_the_list_between_pairs) {
+  model m = open_model("cuda:0");
+  quay_stream *stream = NULL;
+  MUST(quay_stream_create(quay_allocator_device(m.allocator), NULL, &stream));
+  const quay_copy_options options = {.stream = stream, .progress = stop};
+  MUST_FAIL(quay_copy_many(m.pairs, TENSORS, &options), CANCELLED);
+  quay_stream_release(stream);
+  close_model(&m);
+}
+
 /* On the stream of a backend whose streams run late. */
 static void check_on_stream(quay_allocator *allocator, quay_allocator *pinned) {
   quay_stream *stream = NULL;

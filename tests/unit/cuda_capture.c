@@ -73,6 +73,8 @@ Test(cuda_capture, what_quay_would_submit_or_record_is_refused_and_the_capture_s
   CHECK_CAPTURING(quay_buffer_copy_region(buffer, 0, host, 0, SIZE, &on_stream));
   CHECK_CAPTURING(quay_buffer_copy_region(host, 0, buffer, 0, SIZE, &on_stream));
   CHECK_CAPTURING(quay_buffer_copy_region(lazy, 0, buffer, 0, SIZE, &on_stream));
+  const quay_copy_pair pairs[] = {{buffer, 0, other, 0, SIZE}, {lazy, 0, buffer, 0, SIZE}};
+  CHECK_CAPTURING(quay_copy_many(pairs, 2, &on_stream));
   cr_assert_not(quay_buffer_is_allocated(lazy));
   CHECK_CAPTURING(quay_buffer_fill_on(buffer, "x", 1, of.stream));
   CHECK_CAPTURING(quay_allocator_alloc(allocator, 10, &in_order, &block));
