@@ -62,13 +62,18 @@ void quay__staging_drop(quay_device *device) {
   }
 }
 
-static quay_status open_leg(quay__leg *leg) {
+/* What could not be opened is none of the leg's. */
+static quay_status open_leg(const quay__ring *ring, quay__leg *leg) {
   if (leg->kind != QUAY__LEG_STREAM)
     return QUAY_OK;
-  const quay_status status = quay__staging_stream_take(leg->side->allocator->device, &leg->stream);
-  if (status != QUAY_OK)
-    leg->kind = QUAY__LEG_CALLS; /* there is no stream to settle or give back */
-  return status;
+  const uint64_t most = quay__min(ring->plan.slots, QUAY__LEG_STREAMS_MAX);
+  const uint64_t wanted = quay__min(quay__max(ring->tuning->streams, 1), most);
+  quay_device *device = leg->side->allocator->device;
+  while (leg->stream_count < wanted) {
+    QUAY_TRY(quay__staging_stream_take(device, &leg->streams[leg->stream_count]));
+    leg->stream_count++;
+  }
+  return QUAY_OK;
 }
 
 static void close_leg(quay__leg *leg, quay_status status) {
@@ -80,7 +85,8 @@ static void close_leg(quay__leg *leg, quay_status status) {
     quay__leg_settle(leg);
     quay__error_restore(&error);
   }
-  quay__staging_stream_give(leg->side->allocator->device, leg->stream);
+  while (leg->stream_count != 0)
+    quay__staging_stream_give(leg->side->allocator->device, leg->streams[--leg->stream_count]);
 }
 
 /* The copy's loop. */
@@ -117,7 +123,7 @@ static quay_status help(void *context, uint64_t index) {
   while (status == QUAY_OK && !ring->failed && do_something(ring, true, &status)) {
     const uint64_t more = quay__leg_work(ring);
     quay__global_release(QUAY__LOCK_STAGING);
-    if (more > 1)
+    if (more > (ring->own == 0 ? 1 : 0))
       quay__workers_offer(&ring->job, more);
     const bool called = quay__workers_called();
     quay__global_acquire(QUAY__LOCK_STAGING);
@@ -125,6 +131,10 @@ static quay_status help(void *context, uint64_t index) {
       break;
   }
   ring->threads--;
+  if (ring->own != 0) {
+    quay__slots_leave(ring);
+    pthread_cond_signal(&ring->changed);
+  }
   quay__global_release(QUAY__LOCK_STAGING);
   return status;
 }
@@ -216,6 +226,9 @@ static quay_status run_ring(quay__ring *ring, const uint64_t *after, bool *out_b
   ring->tuning = quay__staging_tuning_get();
   ring->nested = quay__thread_in_staging;
   ring->streaming = ring->size >= STREAMING_BYTES;
+  if (ring->tuning->own_slots && (ring->in.several || ring->out.several) &&
+      (ring->in.kind == QUAY__LEG_STREAM || ring->out.kind == QUAY__LEG_STREAM))
+    ring->own = (uint32_t)quay__max(ring->plan.slots / ring->plan.threads, 1);
   ring->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   begin_report(ring);
   quay__staging_enter();
@@ -225,9 +238,9 @@ static quay_status run_ring(quay__ring *ring, const uint64_t *after, bool *out_b
     quay__staging_leave();
     return status;
   }
-  status = open_leg(&ring->in);
+  status = open_leg(ring, &ring->in);
   if (status == QUAY_OK)
-    status = open_leg(&ring->out);
+    status = open_leg(ring, &ring->out);
   if (status == QUAY_OK && after != NULL)
     status = quay__leg_follow(ring->in.side != NULL ? &ring->in : &ring->out, *after);
   if (status == QUAY_OK)
@@ -266,6 +279,8 @@ quay_status quay__stage(const quay__side *destination, const quay__side *source,
   };
   ring.out.several =
       ring.out.kind == QUAY__LEG_CALLS && source->allocator->kind == QUAY_MEMORY_FILE;
+  ring.in.several = ring.in.kind == QUAY__LEG_CALLS && ring.out.kind == QUAY__LEG_STREAM &&
+                    destination->allocator->kind == QUAY_MEMORY_FILE;
   bool begun;
   quay_status status = run_ring(&ring, NULL, &begun);
   if (!begun && plan->pin != NULL) {

@@ -25,9 +25,14 @@ static void tell(quay__ring *ring, bool by_helper, quay_status status) {
 
 /* Blocking legs. */
 
-static quay_status move_out(const quay__leg *leg, const quay__slot *slot) {
+static quay_status move_out(const quay__ring *ring, const quay__slot *slot) {
+  const quay__leg *leg = &ring->out;
   if (leg->kind == QUAY__LEG_MEMORY) {
-    memcpy(slot->memory, leg->memory + slot->at, slot->size);
+    if (ring->tuning->stream_into_slots) {
+      quay__host_stream(slot->memory, leg->memory + slot->at, slot->size);
+    } else {
+      memcpy(slot->memory, leg->memory + slot->at, slot->size);
+    }
     return QUAY_OK;
   }
   quay_allocator *from = leg->side->allocator;
@@ -49,7 +54,7 @@ bool quay__leg_fill(quay__ring *ring, bool by_helper, quay_status *out_status) {
     return false;
   quay__global_release(QUAY__LOCK_STAGING);
   const uint64_t began = now(ring);
-  *out_status = move_out(&ring->out, slot);
+  *out_status = move_out(ring, slot);
   const uint64_t took = now(ring) - began;
   quay__global_acquire(QUAY__LOCK_STAGING);
   slot->state = QUAY__SLOT_FILLED;
@@ -75,11 +80,11 @@ static quay_status move_in(const quay__ring *ring, const quay__slot *slot) {
                             slot->size);
 }
 
-/* Calls come in order, by the calling thread; memory is written in any, by all. */
+/* Calls come in order, by the calling thread; memory and files are written in any, by all. */
 static quay__slot *next_to_drain(quay__ring *ring, bool by_helper) {
   if (ring->in.kind == QUAY__LEG_STREAM || ring->failed)
     return NULL;
-  if (ring->in.kind == QUAY__LEG_MEMORY)
+  if (ring->in.several)
     return quay__slots_filled_from(ring, 0);
   quay__slot *slot = by_helper ? NULL : quay__slots_filled_from(ring, ring->chunks_arrived);
   return slot != NULL && slot->number == ring->chunks_arrived ? slot : NULL;
@@ -132,13 +137,14 @@ static void add(run *to, quay__slot *slot) {
   to->bytes += slot->size;
 }
 
-/* The filled slots that should go to the device next. */
+/* The filled slots that should go to the device next. A thread's own ones go one by one: while the
+ * device is at one it fills the next. */
 static void gather_filled(quay__ring *ring, run *out_run) {
   quay__slot *slot = quay__slots_filled_from(ring, 0);
   while (slot != NULL) {
     add(out_run, slot);
     const uint64_t next = slot->number + 1;
-    slot = quay__slots_filled_from(ring, next);
+    slot = ring->own == 0 ? quay__slots_filled_from(ring, next) : NULL;
     if (slot != NULL && (slot->number != next || !joins(ring, out_run, slot)))
       return;
   }
@@ -167,7 +173,14 @@ static void gather_empty(quay__ring *ring, run *out_run) {
       return;
     }
     add(out_run, slot);
+    if (ring->own != 0)
+      return;
   }
+}
+
+/* The stream that a slot always takes. */
+static uint64_t stream_of(const quay__ring *ring, const quay__leg *leg, const quay__slot *slot) {
+  return leg->streams[(uint64_t)(slot - ring->slots) % leg->stream_count];
 }
 
 /* Hands the device a transfer between a run of slots and its side, and records its event. */
@@ -178,15 +191,16 @@ static quay_status submit(const quay__ring *ring, const quay__leg *leg, const ru
   const quay__slot *first = slots->slots[0];
   const uint64_t offset = side->offset + first->at;
   quay_device *device = allocator->device;
+  const uint64_t stream = stream_of(ring, leg, first);
   const bool into = leg == &ring->in;
   quay__copy_enter();
   const quay_status status =
       into ? allocator->vtable.copy_in_async(allocator, side->raw, offset, first->memory,
-                                             slots->bytes, leg->stream)
+                                             slots->bytes, stream)
            : allocator->vtable.copy_out_async(allocator, side->raw, offset, first->memory,
-                                              slots->bytes, leg->stream);
+                                              slots->bytes, stream);
   *out_moved = into && (status == QUAY_OK || quay__copy_may_have_moved(status));
-  return status == QUAY_OK ? device->vtable.event_record(device, leg->stream, out_event) : status;
+  return status == QUAY_OK ? device->vtable.event_record(device, stream, out_event) : status;
 }
 
 static void note_begin(quay__ring *ring, uint64_t at) {
@@ -200,14 +214,25 @@ static void note_begin(quay__ring *ring, uint64_t at) {
   }
 }
 
+/* There is an entry for every slot. */
+static quay__transfer *new_transfer(quay__leg *leg, const run *slots) {
+  quay__transfer *entry = leg->transfers;
+  while (entry->busy)
+    entry++;
+  *entry = (quay__transfer){
+      .busy = true, .number = leg->next++, .owner = slots->slots[0]->owner, .bytes = slots->bytes};
+  return entry;
+}
+
 static void submit_run(quay__ring *ring, quay__leg *leg, const run *slots, bool by_helper,
                        quay_status *out_status) {
   const bool into = leg == &ring->in;
+  quay__transfer *entry = new_transfer(leg, slots);
   for (uint32_t i = 0; i < slots->count; i++) {
     slots->slots[i]->state = into ? QUAY__SLOT_DRAINING : QUAY__SLOT_FILLING;
-    slots->slots[i]->transfer = leg->next;
+    slots->slots[i]->transfer = entry->number;
   }
-  leg->submitting = true;
+  leg->submitting = ring->own == 0;
   quay__global_release(QUAY__LOCK_STAGING);
   const uint64_t began = now(ring);
   uint64_t event = 0;
@@ -219,9 +244,11 @@ static void submit_run(quay__ring *ring, quay__leg *leg, const run *slots, bool 
   ring->moved = ring->moved || moved;
   if (*out_status == QUAY_OK) {
     note_begin(ring, began);
-    leg->transfers[leg->next++ % QUAY__SLOTS_MAX] =
-        (quay__transfer){.event = event, .bytes = slots->bytes};
+    entry->event = event;
+    entry->submitted = true;
     leg->in_flight += slots->bytes;
+  } else {
+    entry->busy = false;
   }
   if (ring->report != NULL) {
     ring->report->submit += ended - began;
@@ -239,7 +266,7 @@ static bool submit_in(quay__ring *ring, bool by_helper, quay_status *out_status)
   if (slots.count == 0)
     return false;
   const bool more = ring->claimed != ring->size || quay__slots_count(ring, QUAY__SLOT_FILLING) != 0;
-  if (may_grow(ring, leg, slots.bytes, more))
+  if (ring->own == 0 && may_grow(ring, leg, slots.bytes, more))
     return false;
   submit_run(ring, leg, &slots, by_helper, out_status);
   return true;
@@ -251,7 +278,7 @@ static bool submit_out(quay__ring *ring, bool by_helper, quay_status *out_status
     return false;
   const uint64_t empty = quay__slots_count(ring, QUAY__SLOT_EMPTY) * ring->plan.chunk;
   const bool more = ring->size - ring->claimed > empty;
-  if (may_grow(ring, leg, empty, more))
+  if (ring->own == 0 && may_grow(ring, leg, empty, more))
     return false;
   run slots = {.count = 0};
   gather_empty(ring, &slots);
@@ -268,12 +295,12 @@ bool quay__leg_submit(quay__ring *ring, bool by_helper, quay_status *out_status)
 }
 
 /* A transfer is done: its slots are the next leg's. */
-static void finish_first(quay__ring *ring, quay__leg *leg) {
+static void finish_transfer(quay__ring *ring, quay__leg *leg, quay__transfer *done) {
   const bool into = leg == &ring->in;
   const quay__slot_state was = into ? QUAY__SLOT_DRAINING : QUAY__SLOT_FILLING;
   for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
     quay__slot *slot = &ring->slots[i];
-    if (slot->state != was || slot->transfer != leg->first)
+    if (slot->state != was || slot->transfer != done->number)
       continue;
     if (into) {
       arrive(ring, slot);
@@ -281,16 +308,33 @@ static void finish_first(quay__ring *ring, quay__leg *leg) {
       slot->state = QUAY__SLOT_FILLED;
     }
   }
-  leg->in_flight -= leg->transfers[leg->first % QUAY__SLOTS_MAX].bytes;
-  leg->first++;
+  leg->in_flight -= done->bytes;
+  done->busy = false;
+}
+
+/* The oldest transfer that the calling thread may wait for. Where all slots are shared one thread
+ * waits at a time; the others would only come after it. */
+static quay__transfer *next_to_await(const quay__ring *ring, quay__leg *leg) {
+  quay__transfer *oldest = NULL;
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    quay__transfer *entry = &leg->transfers[i];
+    if (!entry->busy || !entry->submitted || !quay__slots_mine(ring, entry->owner))
+      continue;
+    if (entry->awaited && ring->own == 0)
+      return NULL;
+    if (!entry->awaited && (oldest == NULL || entry->number < oldest->number))
+      oldest = entry;
+  }
+  return oldest;
 }
 
 static bool await_leg(quay__ring *ring, quay__leg *leg, bool by_helper, quay_status *out_status) {
-  if (leg->first == leg->next || leg->awaited)
+  quay__transfer *entry = leg->kind == QUAY__LEG_STREAM ? next_to_await(ring, leg) : NULL;
+  if (entry == NULL)
     return false;
   quay_device *device = leg->side->allocator->device;
-  const uint64_t event = leg->transfers[leg->first % QUAY__SLOTS_MAX].event;
-  leg->awaited = true;
+  const uint64_t event = entry->event;
+  entry->awaited = true;
   quay__global_release(QUAY__LOCK_STAGING);
   const uint64_t began = now(ring);
   *out_status = device->vtable.event_synchronize(device, event);
@@ -298,9 +342,9 @@ static bool await_leg(quay__ring *ring, quay__leg *leg, bool by_helper, quay_sta
     device->vtable.event_destroy(device, event);
   const uint64_t ended = now(ring);
   quay__global_acquire(QUAY__LOCK_STAGING);
-  leg->awaited = false;
+  entry->awaited = false;
   if (*out_status == QUAY_OK) {
-    finish_first(ring, leg);
+    finish_transfer(ring, leg, entry);
     ring->idle_since = ended;
   }
   if (ring->report != NULL)
@@ -341,25 +385,44 @@ void quay__leg_settle(quay__leg *leg) {
   if (leg->kind != QUAY__LEG_STREAM)
     return;
   quay_device *device = leg->side->allocator->device;
-  (void)quay__staging_settle(device, leg->stream, QUAY_OK);
-  for (; leg->first != leg->next; leg->first++)
-    device->vtable.event_destroy(device, leg->transfers[leg->first % QUAY__SLOTS_MAX].event);
+  for (uint32_t i = 0; i < leg->stream_count; i++)
+    (void)quay__staging_settle(device, leg->streams[i], QUAY_OK);
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    if (leg->transfers[i].busy && leg->transfers[i].submitted)
+      device->vtable.event_destroy(device, leg->transfers[i].event);
+  }
 }
 
 quay_status quay__leg_follow(const quay__leg *leg, uint64_t stream) {
   quay_device *device = leg->side->allocator->device;
   uint64_t event;
   QUAY_TRY(device->vtable.event_record(device, stream, &event));
-  const quay_status status = device->vtable.stream_wait(device, leg->stream, device, event);
+  quay_status status = QUAY_OK;
+  for (uint32_t i = 0; i < leg->stream_count && status == QUAY_OK; i++)
+    status = device->vtable.stream_wait(device, leg->streams[i], device, event);
   device->vtable.event_destroy(device, event);
   return status;
 }
 
+/* Slots that nobody keeps, by the share of a thread. */
+static uint64_t work_for_owners(const quay__ring *ring) {
+  uint64_t slots = 0;
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    const quay__slot *slot = &ring->slots[i];
+    if (slot->owner == NULL && (slot->state == QUAY__SLOT_FILLED ||
+                                (slot->state == QUAY__SLOT_EMPTY && ring->claimed != ring->size)))
+      slots++;
+  }
+  return (slots + ring->own - 1) / ring->own;
+}
+
 uint64_t quay__leg_work(const quay__ring *ring) {
+  if (ring->own != 0)
+    return work_for_owners(ring);
   uint64_t work = 0;
   if (ring->out.kind != QUAY__LEG_STREAM && ring->claimed != ring->size)
     work += quay__slots_count(ring, QUAY__SLOT_EMPTY);
-  if (ring->in.kind == QUAY__LEG_MEMORY)
+  if (ring->in.several)
     work += quay__slots_count(ring, QUAY__SLOT_FILLED);
   return work;
 }

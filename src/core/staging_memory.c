@@ -28,7 +28,8 @@ typedef struct segment {
   uint64_t id;
   quay_device *device; /* that page-locked it, not retained: it drops it; NULL: nobody did */
   bool leaving;        /* nobody takes from it any more */
-  uint64_t taken[];    /* a bit a page */
+  void (*end)(unsigned char *memory, uint64_t size); /* of memory of another making; or NULL */
+  uint64_t taken[];                                  /* a bit a page */
 } segment;
 
 /* Guarded by QUAY__LOCK_STAGING. */
@@ -109,6 +110,11 @@ static void detach(const segment *leaving) {
 
 /* Without the lock; nobody else sees it any more. */
 static void end_segment(segment *ended) {
+  if (ended->end != NULL) {
+    ended->end(ended->memory, ended->size);
+    quay__os_free(ended);
+    return;
+  }
   if (ended->device != NULL)
     ended->device->vtable.unpin(ended->device, ended->memory, ended->size);
   if (quay__os_munmap(ended->memory, ended->size) != 0) {
@@ -169,6 +175,16 @@ static segment *make_segment(const quay__staging_wish *wish, uint64_t size) {
     return NULL;
   made->size = size;
   made->id = quay__next_id();
+  const quay__staging_tuning *tuning = quay__staging_tuning_get();
+  if (wish->device != NULL && tuning->memory_make != NULL) {
+    made->device = wish->device;
+    made->end = tuning->memory_end;
+    made->memory = tuning->memory_make(size);
+    if (made->memory != NULL)
+      return made;
+    quay__os_free(made);
+    return NULL;
+  }
   made->memory = map_pages(size);
   if (made->memory == NULL) {
     quay__os_free(made);

@@ -39,6 +39,7 @@ static const quay__staging_tuning defaults = {
     .first_segment = UINT64_C(4) << 20,
     .segment = UINT64_C(16) << 20,
     .slots_per_thread = 3,
+    .own_slots = true,
 };
 static const quay__staging_tuning *current = &defaults;
 
@@ -133,12 +134,13 @@ quay_status quay__staging_plan_make(const quay__side *destination, const quay__s
   QUAY_TRY(begin_plan(options, &allowed, out_plan));
   const bool in = transfers(destination->allocator), out = transfers(source->allocator);
   const bool from_file = source->allocator->kind == QUAY_MEMORY_FILE;
+  const bool to_file = destination->allocator->kind == QUAY_MEMORY_FILE;
   if (in || out)
     out_plan->pin = in ? destination->allocator->device : source->allocator->device;
   out_plan->reason = reason_of(destination, source, out_plan->pin);
   if (out_plan->pin == NULL) {
     plan_calls(size, allowed, from_file, out_plan);
-  } else if (in && from_file) {
+  } else if ((in && from_file) || (out && to_file)) {
     plan_transfers(size, allowed, out_plan->threads, out_plan);
   } else {
     plan_transfers(size, allowed, in && !out ? 2 : 1, out_plan);

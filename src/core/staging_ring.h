@@ -9,7 +9,8 @@
 #include "core/staging_tuning.h"
 #include "core/workers.h"
 
-#define QUAY__SLOTS_MAX 64u
+#define QUAY__SLOTS_MAX       64u
+#define QUAY__LEG_STREAMS_MAX 8u
 
 /* EMPTY to FILLING to FILLED to DRAINING to EMPTY again; ABSENT: without memory. A filling and a
  * draining slot is whoever's moves it: a thread's, or a transfer's. */
@@ -29,6 +30,7 @@ typedef struct quay__slot {
   uint64_t at;       /* bytes into the copy */
   uint64_t size;     /* bytes of the chunk */
   uint64_t transfer; /* that moves it, where a transfer does */
+  const void *owner; /* the thread that keeps it, as quay__slots_self(); NULL: nobody does */
 } quay__slot;
 
 /* How bytes get between the slots and one side of the copy. */
@@ -39,6 +41,11 @@ typedef enum quay__leg_kind {
 } quay__leg_kind;
 
 typedef struct quay__transfer {
+  bool busy;         /* else the entry is free */
+  bool submitted;    /* it has its event */
+  bool awaited;      /* a thread waits for it */
+  uint64_t number;   /* in their order */
+  const void *owner; /* of its slot */
   uint64_t event;
   uint64_t bytes;
 } quay__transfer;
@@ -49,13 +56,12 @@ typedef struct quay__leg {
   const quay__side *side; /* of a leg of calls or transfers */
   unsigned char *memory;  /* of a leg of memory: its first byte */
   bool several;           /* threads may be at it at a time, in any order */
-  uint64_t stream;
-  /* The transfers that are under way, in their order: [first, next), modulo QUAY__SLOTS_MAX. */
-  quay__transfer transfers[QUAY__SLOTS_MAX];
-  uint64_t first, next;
-  uint64_t in_flight; /* bytes */
-  bool submitting;    /* one thread at a time */
-  bool awaited;       /* a thread waits for the first one */
+  uint64_t streams[QUAY__LEG_STREAMS_MAX];
+  uint32_t stream_count;
+  quay__transfer transfers[QUAY__SLOTS_MAX]; /* under way, in any order */
+  uint64_t next;                             /* number of the next one */
+  uint64_t in_flight;                        /* bytes */
+  bool submitting;                           /* one thread at a time, but for slots of its own */
 } quay__leg;
 
 typedef struct quay__ring {
@@ -65,6 +71,7 @@ typedef struct quay__ring {
   uint64_t size;     /* of the copy, bytes */
   bool nested;       /* inside another staged copy */
   bool streaming;    /* so large that host memory is written with streaming stores */
+  uint32_t own;      /* slots that a thread may keep for itself; 0: all share all of them */
   quay__leg out, in; /* of the source, into the slots; and of the destination */
 
   /* The calling thread's alone. */
@@ -100,9 +107,17 @@ void quay__slots_close(quay__ring *ring);
 
 /* With the lock held. */
 
+/* The calling thread, as an owner of slots. */
+const void *quay__slots_self(void);
+/* Whether the calling thread may take what has this owner. */
+bool quay__slots_mine(const quay__ring *ring, const void *owner);
+/* What the calling thread has kept is anybody's. */
+void quay__slots_leave(quay__ring *ring);
+
 /* An empty slot becomes the next chunk's. NULL: there is none, or nothing is left. */
 quay__slot *quay__slots_claim(quay__ring *ring);
-/* The filled slot with the lowest number from `number` on; NULL: there is none. */
+/* The filled slot with the lowest number from `number` on that the calling thread may take; NULL:
+ * there is none. */
 quay__slot *quay__slots_filled_from(quay__ring *ring, uint64_t number);
 uint64_t quay__slots_count(const quay__ring *ring, quay__slot_state state);
 
@@ -118,10 +133,10 @@ bool quay__leg_await(quay__ring *ring, bool by_helper, quay_status *out_status);
  * thread's error. */
 void quay__leg_settle(quay__leg *leg);
 
-/* Makes the leg's stream wait for all that was submitted to another one of its device. */
+/* Makes the leg's streams wait for all that was submitted to another one of its device. */
 quay_status quay__leg_follow(const quay__leg *leg, uint64_t stream);
 
-/* Chunks that a thread could do something with now. */
+/* Threads that could do something now. */
 uint64_t quay__leg_work(const quay__ring *ring);
 
 #endif

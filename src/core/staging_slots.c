@@ -154,6 +154,28 @@ void quay__slots_close(quay__ring *ring) {
 
 /* Chunks. */
 
+const void *quay__slots_self(void) {
+  static _Thread_local char self;
+  return &self;
+}
+
+bool quay__slots_mine(const quay__ring *ring, const void *owner) {
+  return ring->own == 0 || owner == NULL || owner == quay__slots_self();
+}
+
+void quay__slots_leave(quay__ring *ring) {
+  const void *self = quay__slots_self();
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    quay__transfer *in = &ring->in.transfers[i], *out = &ring->out.transfers[i];
+    if (ring->slots[i].owner == self)
+      ring->slots[i].owner = NULL;
+    if (in->owner == self)
+      in->owner = NULL;
+    if (out->owner == self)
+      out->owner = NULL;
+  }
+}
+
 /* The empty slot after the last one that was claimed, so that neighbouring chunks lie in
  * neighbouring memory; else the lowest one. */
 static quay__slot *next_empty(quay__ring *ring) {
@@ -169,6 +191,25 @@ static quay__slot *next_empty(quay__ring *ring) {
       above = slot;
   }
   return above != NULL ? above : lowest;
+}
+
+/* One that the calling thread keeps; else a new one, unless it has its share. */
+static quay__slot *next_own(quay__ring *ring) {
+  const void *self = quay__slots_self();
+  quay__slot *fresh = NULL;
+  uint32_t kept = 0;
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    quay__slot *slot = &ring->slots[i];
+    const bool empty = slot->state == QUAY__SLOT_EMPTY;
+    if (slot->state != QUAY__SLOT_ABSENT && slot->owner == self) {
+      if (empty)
+        return slot;
+      kept++;
+    }
+    if (fresh == NULL && empty && slot->owner == NULL)
+      fresh = slot;
+  }
+  return kept < ring->own ? fresh : NULL;
 }
 
 /* The first chunks are small, so that the second leg can begin, and the last ones, so that the
@@ -187,9 +228,11 @@ static uint64_t next_chunk_size(const quay__ring *ring) {
 quay__slot *quay__slots_claim(quay__ring *ring) {
   if (ring->failed || ring->claimed == ring->size)
     return NULL;
-  quay__slot *slot = next_empty(ring);
+  quay__slot *slot = ring->own != 0 ? next_own(ring) : next_empty(ring);
   if (slot == NULL)
     return NULL;
+  if (ring->own != 0)
+    slot->owner = quay__slots_self();
   slot->state = QUAY__SLOT_FILLING;
   slot->number = ring->chunks_claimed++;
   slot->at = ring->claimed;
@@ -204,7 +247,7 @@ quay__slot *quay__slots_filled_from(quay__ring *ring, uint64_t number) {
   for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
     quay__slot *slot = &ring->slots[i];
     if (slot->state == QUAY__SLOT_FILLED && slot->number >= number &&
-        (found == NULL || slot->number < found->number))
+        quay__slots_mine(ring, slot->owner) && (found == NULL || slot->number < found->number))
       found = slot;
   }
   return found;

@@ -3,9 +3,10 @@
 #ifndef QUAY_CORE_STAGING_TUNING_H
 #define QUAY_CORE_STAGING_TUNING_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
-/* All in bytes, but for `slots_per_thread`. */
+/* Sizes are in bytes. */
 typedef struct quay__staging_tuning {
   uint64_t chunk;            /* of a slot on a way that has a stream, at most */
   uint64_t ramp;             /* of the first and the last chunks there */
@@ -15,6 +16,15 @@ typedef struct quay__staging_tuning {
   uint64_t first_segment;    /* of the memory of slots: what the first copy begins with */
   uint64_t segment;          /* and what it grows by */
   uint32_t slots_per_thread; /* there are at least 8 in all */
+  /* Where several threads are at the host's side, each keeps to slots of its own and hands every
+   * one to the device by itself; else all share all slots, and neighbours are joined. */
+  bool own_slots;
+  uint32_t streams;       /* that the slots of a device take turns on; 0: one */
+  bool stream_into_slots; /* fill slots from memory with streaming stores */
+  /* Page-locked memory of another making, for segments of any device; NULL: the system's pages,
+   * locked by the device. */
+  unsigned char *(*memory_make)(uint64_t size);
+  void (*memory_end)(unsigned char *memory, uint64_t size);
 } quay__staging_tuning;
 
 const quay__staging_tuning *quay__staging_tuning_get(void);

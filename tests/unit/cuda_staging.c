@@ -56,6 +56,14 @@ static const quay__staging_tuning small = {
     .slots_per_thread = 3,
 };
 
+/* The same, with slots that threads keep for themselves, on several streams. */
+static quay__staging_tuning small_own(uint32_t streams) {
+  quay__staging_tuning tuning = small;
+  tuning.own_slots = true;
+  tuning.streams = streams;
+  return tuning;
+}
+
 static uint64_t pinned_bytes(void) {
   simcuda_census now;
   sim->count(&now);
@@ -123,6 +131,112 @@ Test(cuda_staging, every_byte_arrives_when_slots_are_used_again_and_again) {
   quay__staging_tuning_set(&small);
   check_sizes("cuda:0", sizes, 4);
   check_sizes("track+cuda:0,memory=managed", sizes, 4);
+}
+
+/* To a device and from it, to memory and to a file that is there already. */
+static void check_both_ways(const quay__staging_tuning *tuning) {
+  static const uint64_t sizes[] = {100 * KIB, 2 * MIB + 1, 5 * MIB + 4321};
+  quay__staging_tuning_set(tuning);
+  check_sizes("cuda:0", sizes, 3);
+  quay_allocator *device = open_spec("cuda:0");
+  for (int i = 0; i < 3; i++) {
+    quay_buffer *from = pattern_buffer(device, sizes[i], 5);
+    quay_buffer *file = test_map(test_file("target", sizes[i], 3), QUAY_MAP_SHARED);
+    quay_copy_plan_info plan;
+    MUST(quay_copy_plan(file, 0, from, 0, sizes[i], NULL, &plan));
+    cr_assert_eq(plan.threads, sizes[i] < 2 * MIB ? 1u : 4u);
+    MUST(quay_buffer_copy_from(file, from));
+    pattern_check_buffer(file, 0, 5);
+    quay_buffer_release(file);
+    quay_buffer_release(from);
+  }
+  quay_allocator_release(device);
+  MUST(quay_collect(NULL));
+  quay__staging_tuning_set(NULL);
+}
+
+Test(cuda_staging, every_byte_arrives_by_slots_of_the_threads_own_on_any_number_of_streams) {
+  static const uint32_t streams[] = {0, 1, 3, 8, 100};
+  for (int i = 0; i < 5; i++) {
+    const quay__staging_tuning tuning = small_own(streams[i]);
+    check_both_ways(&tuning);
+  }
+}
+
+Test(cuda_staging, every_byte_arrives_by_shared_slots_on_any_number_of_streams) {
+  static const uint32_t streams[] = {1, 3};
+  for (int i = 0; i < 2; i++) {
+    quay__staging_tuning tuning = small;
+    tuning.streams = streams[i];
+    check_both_ways(&tuning);
+  }
+}
+
+Test(cuda_staging, every_byte_arrives_by_slots_that_are_filled_with_streaming_stores) {
+  quay__staging_tuning tuning = small_own(2);
+  tuning.stream_into_slots = true;
+  check_both_ways(&tuning);
+}
+
+/* Page-locked memory of the driver's own making, by way of buffers. */
+enum {
+  MADE_MAX = 64
+};
+static quay_buffer *made[MADE_MAX];
+
+static unsigned char *make_pinned(uint64_t size) {
+  quay_allocator *pinned = NULL;
+  void *bytes = NULL;
+  int at = 0;
+  while (at < MADE_MAX && made[at] != NULL)
+    at++;
+  if (at == MADE_MAX || quay_allocator_open("cuda:0,memory=pinned", &pinned) != QUAY_OK)
+    return NULL;
+  const int64_t shape[] = {(int64_t)size};
+  MUST(quay_buffer_create(pinned, QUAY_U8, 1, shape, NULL, &made[at]));
+  MUST(quay_buffer_host_bytes_mut(made[at], &bytes, NULL));
+  quay_allocator_release(pinned);
+  return bytes;
+}
+
+static void end_pinned(unsigned char *memory, uint64_t size) {
+  for (int at = 0; at < MADE_MAX; at++) {
+    void *bytes = NULL;
+    if (made[at] == NULL)
+      continue;
+    MUST(quay_buffer_host_bytes_mut(made[at], &bytes, NULL));
+    if (bytes != memory)
+      continue;
+    cr_assert_eq(quay_buffer_size(made[at]), size);
+    quay_buffer_release(made[at]);
+    made[at] = NULL;
+  }
+}
+
+Test(cuda_staging, every_byte_arrives_by_page_locked_memory_of_another_making) {
+  quay__staging_tuning tuning = small_own(1);
+  tuning.memory_make = make_pinned;
+  tuning.memory_end = end_pinned;
+  const uint64_t registered = sim->calls("cuMemHostRegister_v2");
+  check_both_ways(&tuning);
+  cr_assert_eq(sim->calls("cuMemHostRegister_v2"), registered);
+}
+
+/* Threads that hold a slot each until all are at it show that none keeps another one's share. */
+Test(cuda_staging, every_thread_gets_slots_of_its_own) {
+  const quay__staging_tuning tuning = small_own(1);
+  quay__staging_tuning_set(&tuning);
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *file = test_map(test_file("in", 4 * MIB, 3), QUAY_MAP_READ_ONLY);
+  quay_buffer *there = pattern_buffer(device, 4 * MIB, 1);
+  atomic_store(&readers_wanted, 4);
+  MUST(quay_buffer_copy_from(there, file));
+  atomic_store(&readers_wanted, 0);
+  cr_assert_eq(atomic_load(&most_readers), 4u);
+  cr_assert(test_buffer_is(there, 0, 3));
+  quay_buffer_release(file);
+  quay_buffer_release(there);
+  quay_allocator_release(device);
 }
 
 Test(cuda_staging, every_byte_arrives_within_a_tiny_budget) {
@@ -354,8 +468,8 @@ Test(cuda_staging, a_reset_waits_for_copies_of_other_devices_that_use_its_memory
 
 /* Order. */
 
-Test(cuda_staging, a_pageable_copy_on_a_stream_comes_after_what_was_submitted_to_it) {
-  quay__staging_tuning_set(&small);
+static void check_follows(const quay__staging_tuning *tuning) {
+  quay__staging_tuning_set(tuning);
   quay_allocator *device = open_spec("cuda:0");
   quay_stream *stream = NULL;
   MUST(quay_stream_create(quay_allocator_device(device), NULL, &stream));
@@ -373,13 +487,22 @@ Test(cuda_staging, a_pageable_copy_on_a_stream_comes_after_what_was_submitted_to
   quay_allocator_release(device);
 }
 
+Test(cuda_staging, a_pageable_copy_on_a_stream_comes_after_what_was_submitted_to_it) {
+  check_follows(&small);
+}
+
+Test(cuda_staging, a_pageable_copy_on_several_streams_comes_after_what_was_submitted) {
+  const quay__staging_tuning own = small_own(4);
+  check_follows(&own);
+}
+
 static bool stop_midway(void *user, uint64_t done, uint64_t total) {
   (void)user;
   return done < total / 2;
 }
 
-Test(cuda_staging, a_copy_that_is_stopped_leaves_nothing_in_flight) {
-  quay__staging_tuning_set(&small);
+static void check_stopped(const quay__staging_tuning *tuning) {
+  quay__staging_tuning_set(tuning);
   quay_allocator *device = open_spec("cuda:0");
   quay_buffer *file = test_map(test_file("in", 4 * MIB, 3), QUAY_MAP_READ_ONLY);
   quay_buffer *there = pattern_buffer(device, 4 * MIB, 1);
@@ -396,6 +519,12 @@ Test(cuda_staging, a_copy_that_is_stopped_leaves_nothing_in_flight) {
   quay_buffer_release(there);
   quay_buffer_release(file);
   quay_allocator_release(device);
+}
+
+Test(cuda_staging, a_copy_that_is_stopped_leaves_nothing_in_flight) {
+  check_stopped(&small);
+  const quay__staging_tuning own = small_own(3);
+  check_stopped(&own);
 }
 
 Test(cuda_staging, a_file_that_is_shorter_than_its_mapping_is_an_error) {
@@ -450,6 +579,9 @@ Test(cuda_staging, eight_copies_to_two_devices_share_a_tiny_budget) {
   check_together("64KiB");
   quay__staging_tuning_set(&small);
   check_together("256KiB");
+  const quay__staging_tuning own = small_own(2);
+  quay__staging_tuning_set(&own);
+  check_together("256KiB");
 }
 
 /* Failure of each call of a scenario. */
@@ -501,9 +633,9 @@ static int run_with_failure(uint64_t nth) {
   return reached ? 0 : 2;
 }
 
-Test(cuda_staging, whichever_call_of_the_driver_fails_the_copy_ends_cleanly, .timeout = 300) {
+static void sweep_failures(const quay__staging_tuning *tuning) {
   setenv("QUAY_COPY_THREADS", "2", 1);
-  quay__staging_tuning_set(&small);
+  quay__staging_tuning_set(tuning);
   (void)test_file("in", 700 * KIB, 3);
   int status = 0;
   uint64_t nth = 1;
@@ -517,4 +649,13 @@ Test(cuda_staging, whichever_call_of_the_driver_fails_the_copy_ends_cleanly, .ti
               (unsigned long long)nth, (unsigned)status);
   }
   cr_assert_gt(nth, 60u);
+}
+
+Test(cuda_staging, whichever_call_of_the_driver_fails_the_copy_ends_cleanly, .timeout = 300) {
+  sweep_failures(&small);
+}
+
+Test(cuda_staging, whichever_call_fails_slots_of_the_threads_own_end_cleanly, .timeout = 300) {
+  const quay__staging_tuning own = small_own(2);
+  sweep_failures(&own);
 }

@@ -1,0 +1,72 @@
+/* What the files of bench_staging share: what is copied between what, one timed copy, and how the
+ * engine is set up for it. */
+#ifndef QUAY_BENCH_STAGING_H
+#define QUAY_BENCH_STAGING_H
+
+#include <quay/quay.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "core/staging_tuning.h"
+
+#define MIB ((uint64_t)1 << 20)
+
+enum {
+  RUNS_MAX = 99
+};
+
+/* How the engine is set up; zeros are its defaults. */
+typedef struct variant {
+  uint32_t threads;
+  uint64_t slot;  /* bytes */
+  uint32_t slots; /* a thread */
+  uint32_t streams;
+  bool shared;    /* slots are everybody's, and joined */
+  bool streaming; /* stores into slots */
+  bool driver;    /* the driver allocates the slots; else they are registered */
+  bool bound;     /* each thread to a processor */
+} variant;
+
+typedef struct settings {
+  const char *device;
+  const char *path; /* NULL: a temporary file */
+  uint64_t size;
+  int runs;
+  bool sweep;
+  int seconds; /* that a sweep may take */
+  variant variant;
+} settings;
+
+typedef struct bench {
+  settings set;
+  quay_allocator *allocator;
+  quay_buffer *there, *here, *pinned, *file, *out_file;
+  unsigned char *bytes;
+  double in, out; /* GB/s of the driver's copies */
+} bench;
+
+/* One timed copy. */
+typedef struct sample {
+  double seconds;
+  quay__staging_report report;
+} sample;
+
+/* Ends the program if the status is not OK. */
+void bench_check(quay_status status, const char *what);
+
+quay_buffer *bench_buffer(quay_allocator *allocator, uint64_t size);
+/* The middle one of `runs` copies, after one that does not count. */
+sample bench_median(int runs, quay_buffer *to, const quay_buffer *from);
+/* Ends the program if the first `size` bytes are not those that were copied. */
+void bench_check_bytes(const bench *all, quay_buffer *buffer, uint64_t size, const char *name);
+void bench_print_titles(void);
+void bench_print_line(const char *name, uint64_t size, const sample *s, double limit);
+
+/* staging_sweep.c */
+
+/* Sets the engine up, for the copies that come. */
+void bench_use(const bench *all, const variant *chosen);
+/* Every combination that makes sense, sorted by what it reached. */
+void bench_sweep(const bench *all);
+
+#endif

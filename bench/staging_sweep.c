@@ -1,0 +1,322 @@
+/* The ways in which staging can be set up, tried one after the other: how many threads, whose the
+ * slots are and how large, what pins them, what stores fill them, how many streams there are. Ends
+ * with the best ones, and with the best that each single choice allows. */
+#include <dirent.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/os.h"
+#include "staging.h"
+
+enum {
+  WAYS = 3,
+  RESULTS_MAX = 2048,
+  SHOWN = 12,
+  SWEEP_RUNS = 2,
+  MADE_MAX = 128,
+};
+
+/* Slots of the driver's own allocation, by way of pinned buffers. */
+
+static quay_allocator *pinned;
+static quay_buffer *made[MADE_MAX];
+static void *made_bytes[MADE_MAX];
+
+static unsigned char *make_pinned(uint64_t size) {
+  int at = 0;
+  while (at < MADE_MAX && made[at] != NULL)
+    at++;
+  if (at == MADE_MAX)
+    return NULL;
+  made[at] = bench_buffer(pinned, size);
+  bench_check(quay_buffer_host_bytes_mut(made[at], &made_bytes[at], NULL), "pinned memory");
+  return made_bytes[at];
+}
+
+static void end_pinned(unsigned char *memory, uint64_t size) {
+  (void)size;
+  for (int at = 0; at < MADE_MAX; at++) {
+    if (made[at] == NULL || made_bytes[at] != memory)
+      continue;
+    quay_buffer_release(made[at]);
+    made[at] = NULL;
+  }
+}
+
+/* Threads and processors. */
+
+/* The first processor of each core, then the others. */
+static int list_processors(int *out) {
+  cpu_set_t allowed;
+  int count = 0;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+    return 0;
+  for (int pass = 0; pass < 2; pass++) {
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+      char path[96];
+      int first = cpu;
+      snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list",
+               cpu);
+      FILE *file = CPU_ISSET((size_t)cpu, &allowed) ? fopen(path, "r") : NULL;
+      if (file != NULL) {
+        if (fscanf(file, "%d", &first) != 1)
+          first = cpu;
+        fclose(file);
+      }
+      if (CPU_ISSET((size_t)cpu, &allowed) && (first == cpu) == (pass == 0))
+        out[count++] = cpu;
+    }
+  }
+  return count;
+}
+
+/* Binds the threads that there are, each to its own processor, or lets all of them go. Those that
+ * the engine starts later take after the thread that starts them. */
+static void bind_threads(bool bound) {
+  static int processors[CPU_SETSIZE];
+  static int count;
+  if (count == 0)
+    count = list_processors(processors);
+  DIR *tasks = opendir("/proc/self/task");
+  int next = 0;
+  for (struct dirent *task; tasks != NULL && count != 0 && (task = readdir(tasks)) != NULL;) {
+    const pid_t thread = (pid_t)strtol(task->d_name, NULL, 10);
+    char path[64], name[32] = "";
+    if (thread == 0)
+      continue;
+    snprintf(path, sizeof path, "/proc/self/task/%d/comm", (int)thread);
+    FILE *comm = fopen(path, "r");
+    if (comm != NULL) {
+      if (fgets(name, sizeof name, comm) == NULL)
+        name[0] = '\0';
+      fclose(comm);
+    }
+    if (thread != getpid() && strncmp(name, "quay-worker", 11) != 0)
+      continue;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (int i = 0; i < count; i++) {
+      if (!bound || i == next % count)
+        CPU_SET((size_t)processors[i], &set);
+    }
+    next++;
+    (void)sched_setaffinity(thread, sizeof set, &set);
+  }
+  if (tasks != NULL)
+    closedir(tasks);
+}
+
+void bench_use(const bench *all, const variant *chosen) {
+  static bool was_driver;
+  static quay__staging_tuning tuning;
+  quay__staging_tuning_set(NULL);
+  if (chosen->driver != was_driver)
+    bench_check(quay_collect(NULL), "collecting");
+  was_driver = chosen->driver;
+  tuning = *quay__staging_tuning_get();
+  if (chosen->slot != 0)
+    tuning.chunk = chosen->slot;
+  if (chosen->slots != 0)
+    tuning.slots_per_thread = chosen->slots;
+  if (chosen->streams != 0)
+    tuning.streams = chosen->streams;
+  tuning.own_slots = !chosen->shared;
+  tuning.stream_into_slots = chosen->streaming;
+  if (chosen->driver) {
+    char spec[160];
+    snprintf(spec, sizeof spec, "%s,memory=pinned", all->set.device);
+    if (pinned == NULL)
+      bench_check(quay_allocator_open(spec, &pinned), spec);
+    tuning.memory_make = make_pinned;
+    tuning.memory_end = end_pinned;
+  } else if (pinned != NULL) {
+    quay_allocator_release(pinned);
+    pinned = NULL;
+  }
+  if (chosen->threads != 0) {
+    char text[16];
+    snprintf(text, sizeof text, "%u", chosen->threads);
+    (void)setenv("QUAY_COPY_THREADS", text, 1);
+  }
+  quay__staging_tuning_set(&tuning);
+  if (chosen->bound) /* the threads have to be there */
+    (void)bench_median(1, all->there, all->here);
+  bind_threads(chosen->bound);
+}
+
+/* Results. */
+
+typedef struct result {
+  variant variant;
+  sample samples[WAYS];
+} result;
+
+static result results[RESULTS_MAX];
+static int result_count;
+static int sorted_way;
+
+static const char *const way_names[WAYS] = {"memory to device", "file to device",
+                                            "device to memory"};
+
+static void name_of(const variant *v, char *out, size_t size) {
+  snprintf(out, size, "%2ut %lluMx%u %s %s %s %ust%s", v->threads,
+           (unsigned long long)(v->slot / MIB), v->slots, v->shared ? "shared" : "own   ",
+           v->driver ? "alloc" : "regis", v->streaming ? "nt" : "  ", v->streams,
+           v->bound ? " bound" : "");
+}
+
+static int by_time(const void *a, const void *b) {
+  const result *left = a, *right = b;
+  const double l = left->samples[sorted_way].seconds, r = right->samples[sorted_way].seconds;
+  return (l > r) - (l < r);
+}
+
+static void ways_of(const bench *all, int way, quay_buffer **out_to, quay_buffer **out_from) {
+  *out_to = way == 2 ? all->here : all->there;
+  *out_from = way == 0 ? all->here : way == 1 ? all->file : all->there;
+}
+
+static void measure(const bench *all, const variant *chosen) {
+  result *one = &results[result_count++];
+  one->variant = *chosen;
+  bench_use(all, chosen);
+  for (int way = 0; way < WAYS; way++) {
+    quay_buffer *to = NULL, *from = NULL;
+    ways_of(all, way, &to, &from);
+    one->samples[way] = bench_median(SWEEP_RUNS, to, from);
+  }
+}
+
+/* The best GB/s with each value of each choice. */
+static void print_choice(const char *name, int way, uint64_t size, bool (*has)(const variant *)) {
+  double best = 0;
+  for (int i = 0; i < result_count; i++) {
+    const double gbps = (double)size / results[i].samples[way].seconds * 1e-9;
+    if (has(&results[i].variant) && gbps > best)
+      best = gbps;
+  }
+  if (best > 0)
+    printf("  %-28s %7.2f\n", name, best);
+}
+
+#define CHOICE(function, condition)        \
+  static bool function(const variant *v) { \
+    return condition;                      \
+  }
+CHOICE(four_threads, v->threads == 4)
+CHOICE(six_threads, v->threads == 6)
+CHOICE(eight_threads, v->threads == 8)
+CHOICE(twelve_threads, v->threads == 12)
+CHOICE(slots_of_1, v->slot == MIB)
+CHOICE(slots_of_2, v->slot == 2 * MIB)
+CHOICE(slots_of_4, v->slot == 4 * MIB)
+CHOICE(two_slots, v->slots == 2)
+CHOICE(three_slots, v->slots == 3)
+CHOICE(own_slots, !v->shared)
+CHOICE(shared_slots, v->shared)
+CHOICE(registered, !v->driver)
+CHOICE(allocated, v->driver)
+CHOICE(ordinary, !v->streaming)
+CHOICE(streaming, v->streaming)
+CHOICE(one_stream, v->streams == 1)
+CHOICE(eight_streams, v->streams == 8)
+CHOICE(unbound, !v->bound)
+CHOICE(bound, v->bound)
+
+static void print_choices(int way, uint64_t size) {
+  static const struct {
+    const char *name;
+    bool (*has)(const variant *);
+  } choices[] = {
+      {"4 threads", four_threads},
+      {"6 threads", six_threads},
+      {"8 threads", eight_threads},
+      {"12 threads", twelve_threads},
+      {"slots of 1 MiB", slots_of_1},
+      {"slots of 2 MiB", slots_of_2},
+      {"slots of 4 MiB", slots_of_4},
+      {"2 slots a thread", two_slots},
+      {"3 slots a thread", three_slots},
+      {"slots of the thread's own", own_slots},
+      {"shared slots", shared_slots},
+      {"registered by the device", registered},
+      {"allocated by the driver", allocated},
+      {"ordinary stores", ordinary},
+      {"streaming stores", streaming},
+      {"one stream", one_stream},
+      {"eight streams", eight_streams},
+      {"threads where they like", unbound},
+      {"threads bound", bound},
+  };
+  printf("the best with each choice:\n");
+  for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++)
+    print_choice(choices[i].name, way, size, choices[i].has);
+}
+
+/* All of one way, the best ones once more with every byte checked. */
+static void print_way(const bench *all, int way) {
+  const bool into = way != 2;
+  sorted_way = way;
+  qsort(results, (size_t)result_count, sizeof results[0], by_time);
+  printf("\n%s: the best of %d\n", way_names[way], result_count);
+  bench_print_titles();
+  for (int i = 0; i < result_count && i < SHOWN; i++) {
+    char name[64];
+    name_of(&results[i].variant, name, sizeof name);
+    bench_print_line(name, all->set.size, &results[i].samples[way], into ? all->in : all->out);
+  }
+  print_choices(way, all->set.size);
+  quay_buffer *to = NULL, *from = NULL;
+  ways_of(all, way, &to, &from);
+  char name[64];
+  name_of(&results[0].variant, name, sizeof name);
+  bench_use(all, &results[0].variant);
+  bench_check(quay_buffer_fill(to, "\x5a", 1), "clearing");
+  if (way == 2)
+    bench_check(quay_buffer_copy_in(all->there, all->bytes, all->set.size), "filling");
+  const sample again = bench_median(all->set.runs, to, from);
+  printf("again, with every byte checked:\n");
+  bench_print_line(name, all->set.size, &again, into ? all->in : all->out);
+  bench_check_bytes(all, to, all->set.size, name);
+}
+
+/* The most promising values come first, and what is costly to change changes least often. False:
+ * the time is up. */
+static bool sweep_slots(const bench *all, variant *v, uint64_t until) {
+  static const uint32_t threads[] = {8, 6, 12, 4}, slots[] = {2, 3}, streams[] = {1, 8};
+  static const uint64_t sizes[] = {4, 2, 1};
+  for (int kind = 0; kind < 8; kind++) {
+    v->shared = (kind & 4) != 0;
+    v->streams = streams[(kind & 2) != 0];
+    v->streaming = (kind & 1) != 0;
+    for (int combination = 0; combination < 4 * 2 * 3; combination++) {
+      v->threads = threads[combination / 6];
+      v->slots = slots[combination / 3 % 2];
+      v->slot = sizes[combination % 3] * MIB;
+      if (quay__os_nanoseconds() > until || result_count == RESULTS_MAX)
+        return false;
+      measure(all, v);
+    }
+  }
+  return true;
+}
+
+void bench_sweep(const bench *all) {
+  const uint64_t until = quay__os_nanoseconds() + (uint64_t)all->set.seconds * 1000000000u;
+  bool whole = true;
+  (void)setenv("QUAY_STAGING_BYTES", "256MiB", 1); /* 12 threads with 3 slots of 4 MiB */
+  for (int kind = 0; kind < 4 && whole; kind++) {
+    variant v = {.driver = (kind & 1) != 0, .bound = (kind & 2) != 0};
+    whole = sweep_slots(all, &v, until);
+  }
+  if (!whole)
+    printf("\nthe sweep was stopped after %d seconds, with %d combinations\n", all->set.seconds,
+           result_count);
+  for (int way = 0; way < WAYS; way++)
+    print_way(all, way);
+  bench_use(all, &(variant){.threads = 8});
+  bench_check(quay_collect(NULL), "collecting");
+}
