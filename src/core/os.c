@@ -133,6 +133,11 @@ ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offs
   return RETRY(pwrite(file, buffer, size, (off_t)offset));
 }
 
+bool quay__os_is_hole(int file, uint64_t offset, uint64_t size) {
+  const off_t data = lseek(file, (off_t)offset, SEEK_DATA);
+  return data >= 0 ? (uint64_t)data >= offset + size : errno == ENXIO;
+}
+
 int quay__os_fsync(int file) {
   return RETRY(fsync(file));
 }

@@ -46,6 +46,9 @@ ssize_t quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
  * not. EOPNOTSUPP or ENOSYS where the file system or kernel can't tell. */
 ssize_t quay__os_pread_cached(int file, void *buffer, size_t size, uint64_t offset);
 ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offset);
+/* Whether nothing was ever written to the range; false where the system can't tell. Moves the
+ * descriptor's own position. */
+bool quay__os_is_hole(int file, uint64_t offset, uint64_t size);
 int quay__os_fsync(int file);
 int quay__os_fdatasync(int file);
 /* Alignments in bytes that direct I/O on an open file needs: of the memory and of offsets and sizes

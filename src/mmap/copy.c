@@ -26,8 +26,7 @@
 #define MADV_COLD 20
 #endif
 
-/* One system call moves at most this much: large reads are what network file systems need. */
-#define PIECE_MAX ((uint64_t)4 << 20)
+#define PIECE_MAX QUAY__MMAP_PIECE_MAX
 #define PIECE_MIN ((uint64_t)1 << 20)
 
 /* Transfers from this size on are split between threads. */
@@ -42,10 +41,7 @@
 #define BOUNCE_SIZE ((uint64_t)1 << 20)
 #define FILL_SIZE   ((uint64_t)256 << 10)
 
-/* The end of the file where bytes were expected; no errno has this value. */
-#define ENDED (-1)
-
-/* A way to move bytes between a place in the file and memory: 0, an errno or ENDED. */
+/* A way to move bytes between a place in the file and memory: 0, an errno or QUAY__MMAP_ENDED. */
 typedef int (*move_function)(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
                              uint64_t size);
 
@@ -77,7 +73,7 @@ static int read_buffered(const quay__mapping *mapping, uint64_t offset, unsigned
     if (got < 0)
       return errno;
     if (got == 0)
-      return ENDED;
+      return QUAY__MMAP_ENDED;
     memory += got;
     offset += (uint64_t)got;
     size -= (uint64_t)got;
@@ -96,7 +92,7 @@ static int read_direct_aligned(const quay__mapping *mapping, uint64_t offset, un
     if (got < 0 && errno != EINVAL)
       return errno;
     if (got == 0)
-      return ENDED;
+      return QUAY__MMAP_ENDED;
     if (got < 0 || (uint64_t)got % alignment != 0)
       break;
     memory += got;
@@ -155,30 +151,6 @@ static int read_large(const quay__mapping *mapping, uint64_t offset, unsigned ch
   return read_buffered(mapping, offset + done, memory + done, size - done);
 }
 
-/* Moving: writing the file. Its size is looked at before each piece, since a write past the end
- * would make the file longer; EFAULT without a bad source tells the caller to look again. */
-static int write_file(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
-                      uint64_t size) {
-  while (size != 0) {
-    struct stat status;
-    if (mapping->exposed) {
-      if (quay__os_fstat(mapping->file, &status) != 0)
-        return errno;
-      if ((uint64_t)status.st_size < mapping->file_size)
-        return ENDED;
-    }
-    const ssize_t put = quay__os_pwrite(mapping->file, memory, quay__min(size, PIECE_MAX), offset);
-    if (put < 0)
-      return errno;
-    if (put == 0)
-      return EIO;
-    memory += put;
-    offset += (uint64_t)put;
-    size -= (uint64_t)put;
-  }
-  return 0;
-}
-
 /* Moving: the process's own pages. */
 
 /* Where a sandbox forbids calls on the process's own memory: makes the pages present, then touches
@@ -198,7 +170,7 @@ static int touch_populated(const quay__mapping *mapping, uint64_t offset, unsign
       if (mapping->file >= 0 && quay__os_fstat(mapping->file, &status) != 0)
         return errno;
       if (mapping->file >= 0 && (uint64_t)status.st_size < mapping->file_size)
-        return ENDED;
+        return QUAY__MMAP_ENDED;
     }
     if (write) {
       memcpy(place, memory + done, step);
@@ -270,7 +242,7 @@ static move_function reader_of(const quay__mapping *mapping) {
 static move_function writer_of(const quay__mapping *mapping) {
   switch (mapping->access) {
   case QUAY__ACCESS_FILE:
-    return write_file;
+    return quay__mmap_write_file;
   case QUAY__ACCESS_GUARDED:
     return write_guarded;
   case QUAY__ACCESS_PLAIN:
@@ -288,7 +260,7 @@ static quay_status fail_transfer(const transfer *job, uint64_t offset, uint64_t 
   const char *task = job->write ? "writing" : "reading";
   const unsigned long long bytes = size;
   const unsigned long long place = offset;
-  if (error == ENDED) {
+  if (error == QUAY__MMAP_ENDED) {
     return quay_error_set(QUAY_STATUS_IO, QUAY__MMAP_NAME, 0, NULL,
                           "%s %llu bytes at offset %llu of '%s': the file ended early; it changed "
                           "its size meanwhile",
@@ -352,13 +324,16 @@ static quay_status check_before(const transfer *job, uint32_t *out_threads) {
 /* Moves the whole range, then looks whether the file is still what it was: the last page of one
  * that was truncated reads as zeros without any error. */
 static quay_status transfer_run(transfer *job) {
-  /* Writers of one file wait for each other in the kernel, and plain copies split themselves. */
-  const bool splits =
-      job->move != write_file && job->move != read_plain && job->move != write_plain;
   const bool large = job->size >= PARALLEL_MIN;
   uint32_t threads = 1;
   if (large)
     QUAY_TRY(check_before(job, &threads));
+  if (large && job->move == quay__mmap_write_file &&
+      quay__mmap_writes_together(job->mapping, threads))
+    job->move = quay__mmap_write_together;
+  /* Those that pwrite wait for each other in the kernel, and plain copies split themselves. */
+  const bool splits =
+      job->move != quay__mmap_write_file && job->move != read_plain && job->move != write_plain;
   QUAY_TRY(splits && large ? transfer_in_pieces(job, threads) : transfer_range(job, 0, job->size));
   if (job->other != NULL)
     QUAY_TRY(quay__mapping_check_size(job->other));
@@ -505,8 +480,9 @@ quay_status quay__mmap_copy_within(quay_allocator *allocator, quay_raw_buffer *d
 /* Plans. */
 
 /* As transfer_run() goes about it. */
-static void plan_move(move_function move, uint64_t size, quay_across_info *out_info) {
-  if (size < PARALLEL_MIN || move == write_file)
+static void plan_move(const quay__mapping *mapping, move_function move, uint64_t size,
+                      quay_across_info *out_info) {
+  if (size < PARALLEL_MIN)
     return;
   if (move == read_plain || move == write_plain) {
     quay__host_copy_plan(size, 0, &out_info->threads, &out_info->chunk);
@@ -518,6 +494,8 @@ static void plan_move(move_function move, uint64_t size, quay_across_info *out_i
   uint32_t threads = 1;
   if (quay__copy_threads(&threads) != QUAY_OK)
     quay__error_restore(&before);
+  if (move == quay__mmap_write_file && !quay__mmap_writes_together(mapping, threads))
+    return;
   out_info->chunk = piece_of(size, threads);
   out_info->threads = (uint32_t)quay__min(threads, (size - 1) / out_info->chunk + 1);
 }
@@ -529,7 +507,8 @@ static void plan_within(const quay__mapping *to, const quay__mapping *from, uint
     out_info->chunk = quay__min(size, BOUNCE_SIZE);
     out_info->staging_bytes = out_info->chunk;
   } else {
-    plan_move(is_read_into(to, from) ? reader_of(from) : writer_of(to), size, out_info);
+    const bool reads = is_read_into(to, from);
+    plan_move(reads ? from : to, reads ? reader_of(from) : writer_of(to), size, out_info);
   }
 }
 
@@ -543,9 +522,10 @@ void quay__mmap_copy_info(quay_allocator *allocator, const quay_raw_buffer *dest
     if (size >= PARALLEL_MIN) /* blocks of an allocator's own: nobody takes their pages away */
       quay__host_copy_plan(size, 0, &out_info->threads, &out_info->chunk);
   } else if (destination == NULL && source != NULL) {
-    plan_move(reader_of(quay__mapping_of(source)), size, out_info);
+    plan_move(quay__mapping_of(source), reader_of(quay__mapping_of(source)), size, out_info);
   } else if (source == NULL && destination != NULL) {
-    plan_move(writer_of(quay__mapping_of(destination)), size, out_info);
+    plan_move(quay__mapping_of(destination), writer_of(quay__mapping_of(destination)), size,
+              out_info);
   } else if (source != NULL && destination != NULL) {
     plan_within(quay__mapping_of(destination), quay__mapping_of(source), size, out_info);
   }

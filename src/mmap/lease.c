@@ -11,8 +11,7 @@
 #include "core/os.h"
 #include "mmap/mmap_impl.h"
 
-/* File systems that are changed by this kernel alone. */
-static bool is_local(int file) {
+bool quay__mmap_is_local(int file) {
   static const uint64_t local[] = {
       0xef53,     /* ext2, ext3, ext4 */
       0x58465342, /* xfs */
@@ -41,7 +40,7 @@ static bool may_lease(quay__mapping *mapping) {
     return false;
   if (state == QUAY__LEASE_POSSIBLE)
     return true;
-  if (mapping->mode != QUAY_MAP_READ_ONLY || mapping->lent || !is_local(mapping->file)) {
+  if (mapping->mode != QUAY_MAP_READ_ONLY || mapping->lent || !quay__mmap_is_local(mapping->file)) {
     refuse(mapping);
     return false;
   }

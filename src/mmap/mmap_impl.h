@@ -129,6 +129,24 @@ quay_status quay__mmap_flush(quay_allocator *allocator, const quay_raw_buffer *r
 quay_status quay__mmap_advise(quay_allocator *allocator, const quay_raw_buffer *raw,
                               uint64_t offset, uint64_t size, quay_advice advice);
 
+/* write.c: ways to move bytes from memory, which is not written to, to a place in the file. 0, an
+ * errno, or QUAY__MMAP_ENDED. */
+
+/* The end of the file where bytes were expected; no errno has this value. */
+#define QUAY__MMAP_ENDED (-1)
+
+/* One system call moves at most this much: large reads are what network file systems need. */
+#define QUAY__MMAP_PIECE_MAX ((uint64_t)4 << 20)
+
+/* One writer at a time. */
+int quay__mmap_write_file(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                          uint64_t size);
+
+/* Whether `threads` threads should write a range together; and a part of it. */
+bool quay__mmap_writes_together(const quay__mapping *mapping, uint32_t threads);
+int quay__mmap_write_together(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                              uint64_t size);
+
 /* read.c */
 
 /* Whether reads of a large range should try quay__mmap_read_cached() first. */
@@ -147,6 +165,9 @@ void quay__populated_drop(const quay__mapping *mapping, uint64_t offset, uint64_
 void quay__populated_free(quay__mapping *mapping);
 
 /* lease.c */
+
+/* Whether the file lies on a file system that is changed by this kernel alone. */
+bool quay__mmap_is_local(int file);
 
 /* Whether the mapping may be touched: until quay__lease_drop() nobody can take its pages away.
  * False where that can't be had, or not now. */

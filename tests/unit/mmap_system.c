@@ -20,6 +20,8 @@
 /* What the next calls do; all zero: what the system does. */
 static struct {
   atomic_int own_memory_error; /* errno of both calls on the process's own memory */
+  atomic_int own_limit;        /* that for writing moves at most so many bytes */
+  atomic_int own_writes;       /* how often it was called */
   atomic_int populate_error;   /* errno of madvise() with advice to populate */
   atomic_int read_limit;       /* pread() moves at most so many bytes */
   atomic_int read_error;
@@ -29,6 +31,7 @@ static struct {
   atomic_int cached_always; /* pread_cached() is pread() */
   atomic_int leases;        /* they can be had; else the file is open for writing somewhere */
   atomic_int populated;     /* calls of madvise() to populate */
+  atomic_int writes;        /* calls of pwrite() */
   atomic_int write_limit;
   atomic_int write_error;
   atomic_int write_after; /* write_error only after so many writes */
@@ -77,9 +80,12 @@ WRAP(ssize_t, read_own_memory, (void *destination, const void *source, size_t si
 }
 
 WRAP(ssize_t, write_own_memory, (void *destination, const void *source, size_t size)) {
+  const size_t limit = (size_t)atomic_load(&fake.own_limit);
+  atomic_fetch_add(&fake.own_writes, 1);
   if (refuse(&fake.own_memory_error))
     return -1;
-  return __real_quay__os_write_own_memory(destination, source, size);
+  return __real_quay__os_write_own_memory(destination, source,
+                                          limit != 0 && limit < size ? limit : size);
 }
 
 WRAP(int, madvise, (void *address, size_t size, int advice)) {
@@ -125,6 +131,7 @@ WRAP(int, memory_info, (uint64_t * out_total, uint64_t *out_available)) {
 
 WRAP(ssize_t, pwrite, (int file, const void *buffer, size_t size, uint64_t offset)) {
   const size_t limit = (size_t)atomic_load(&fake.write_limit);
+  atomic_fetch_add(&fake.writes, 1);
   if (atomic_fetch_sub(&fake.write_after, 1) <= 0 && refuse(&fake.write_error))
     return -1;
   return __real_quay__os_pwrite(file, buffer, limit != 0 && limit < size ? limit : size, offset);
@@ -351,12 +358,121 @@ Test(mmap_system, short_writes_are_continued) {
   quay_buffer_release(buffer);
 }
 
+/* Writing by several threads. */
+
+#define WRITTEN (9 * MIB + 12345)
+
+/* Copies into a window of a shared mapping and checks file and neighbours. */
+static void check_written(quay_buffer *file, const char *path) {
+  unsigned char *bytes = malloc(WRITTEN);
+  quay_buffer *view = NULL;
+  test_fill(bytes, WRITTEN, 0, 8);
+  TEST_OK(quay_buffer_view(file, 991, WRITTEN - 1991, &view));
+  atomic_store(&fake.own_writes, 0);
+  atomic_store(&fake.writes, 0);
+  TEST_OK(quay_buffer_copy_in(view, bytes, WRITTEN - 1991));
+  const int own_writes = atomic_load(&fake.own_writes), writes = atomic_load(&fake.writes);
+  cr_assert(test_buffer_is(view, 0, 8));
+  cr_assert_eq(test_file_size(path), WRITTEN);
+  quay_buffer_release(view);
+  TEST_OK(quay_buffer_copy_out(file, bytes, WRITTEN));
+  cr_assert(test_matches(bytes + WRITTEN - 1000, 1000, WRITTEN - 1000, 3));
+  cr_assert(test_matches(bytes, 991, 0, 3));
+  free(bytes);
+  atomic_store(&fake.own_writes, own_writes);
+  atomic_store(&fake.writes, writes);
+}
+
+static void check_writing(const char *threads) {
+  setenv("QUAY_COPY_THREADS", threads, 1);
+  const char *path = test_file("a", WRITTEN, 3);
+  quay_buffer *file = test_map(path, QUAY_MAP_SHARED);
+  check_written(file, path);
+  quay_buffer_release(file);
+}
+
+Test(mmap_system, several_threads_write_what_is_in_the_page_cache_without_pwrite) {
+  check_writing("3");
+  cr_assert_geq(atomic_load(&fake.own_writes), 3);
+  cr_assert_eq(atomic_load(&fake.writes), 0);
+}
+
+Test(mmap_system, one_thread_writes_by_pwrite) {
+  check_writing("1");
+  cr_assert_eq(atomic_load(&fake.own_writes), 0);
+}
+
+Test(mmap_system, short_writes_of_several_threads_are_continued) {
+  atomic_store(&fake.own_limit, 77777);
+  check_writing("3");
+  cr_assert_eq(atomic_load(&fake.writes), 0);
+}
+
+Test(mmap_system, several_threads_write_by_pwrite_where_a_sandbox_refuses) {
+  static const int errors[] = {EPERM, ENOSYS, EFAULT};
+  for (int i = 0; i < 3; i++) {
+    atomic_store(&fake.own_memory_error, errors[i]);
+    check_writing("3");
+    cr_assert_gt(atomic_load(&fake.writes), 0);
+  }
+}
+
+Test(mmap_system, what_is_not_in_the_page_cache_is_not_read_to_be_overwritten) {
+  atomic_store(&fake.cached_error, EAGAIN);
+  check_writing("3");
+  cr_assert_eq(atomic_load(&fake.own_writes), 0);
+}
+
+Test(mmap_system, several_threads_write_blocks_that_were_never_written) {
+  setenv("QUAY_COPY_THREADS", "3", 1);
+  quay_buffer *file = NULL;
+  unsigned char *bytes = malloc(WRITTEN);
+  TEST_OK(quay_file_create(test_path("new"), WRITTEN, NULL, &file));
+  test_fill(bytes, WRITTEN, 0, 5);
+  atomic_store(&fake.cached_error, EAGAIN);
+  TEST_OK(quay_buffer_copy_in(file, bytes, WRITTEN));
+  if (atomic_load(&fake.own_writes) == 0)
+    quay_test_skip("holes", "the file system can't tell what was never written");
+  cr_assert(test_file_is(test_path("new"), WRITTEN, 5));
+  free(bytes);
+  quay_buffer_release(file);
+}
+
+Test(mmap_system, a_disk_that_is_full_behind_a_mapping_is_enospc) {
+  setenv("QUAY_COPY_THREADS", "3", 1);
+  const char *path = test_file("a", WRITTEN, 3);
+  quay_buffer *file = test_map(path, QUAY_MAP_SHARED);
+  unsigned char *bytes = calloc(1, WRITTEN);
+  atomic_store(&fake.own_memory_error, EFAULT);
+  atomic_store(&fake.write_error, ENOSPC);
+  test_expect_error(quay_buffer_copy_in(file, bytes, WRITTEN), QUAY_STATUS_IO, "ENOSPC", path);
+  free(bytes);
+  quay_buffer_release(file);
+}
+
+/* The plan says as many threads as will write. */
+Test(mmap_system, a_plan_tells_how_many_threads_will_write_a_file) {
+  quay_buffer *file = test_map(test_file("a", WRITTEN, 3), QUAY_MAP_SHARED);
+  quay_buffer *memory = NULL;
+  quay_copy_plan_info plan;
+  TEST_OK(quay_buffer_create(NULL, QUAY_U8, 1, (int64_t[]){WRITTEN}, NULL, &memory));
+  setenv("QUAY_COPY_THREADS", "3", 1);
+  TEST_OK(quay_copy_plan(file, 0, memory, 0, WRITTEN, NULL, &plan));
+  cr_assert_eq(plan.threads, 3);
+  setenv("QUAY_COPY_THREADS", "1", 1);
+  TEST_OK(quay_copy_plan(file, 0, memory, 0, WRITTEN, NULL, &plan));
+  cr_assert_eq(plan.threads, 1);
+  quay_buffer_release(memory);
+  quay_buffer_release(file);
+}
+
 Test(mmap_system, a_failing_disk_is_eio_with_the_path) {
   const char *path = test_file("a", 5 * MIB, 3);
   uint8_t *bytes = calloc(1, 5 * MIB);
   quay_buffer *buffer = test_map(path, QUAY_MAP_SHARED);
   atomic_store(&fake.read_error, EIO);
   atomic_store(&fake.write_error, EIO);
+  atomic_store(&fake.own_memory_error, EFAULT); /* what a fault that fails comes to */
   test_expect_error(quay_buffer_copy_out(buffer, bytes, 5 * MIB), QUAY_STATUS_IO, "EIO", path);
   test_expect_error(quay_buffer_copy_in(buffer, bytes, 5 * MIB), QUAY_STATUS_IO, "EIO", path);
   test_expect_error(quay_buffer_fill(buffer, bytes, 1), QUAY_STATUS_IO, "EIO", path);
