@@ -80,7 +80,8 @@ QUAY_BEGIN_DECLS
  * page is read. Read-only and shared mappings of one file are shared within the process, by device,
  * inode and mode; an inode whose size changed is mapped anew. The file may be renamed, replaced or
  * unlinked meanwhile: the buffer keeps the file that was opened.
- * An empty file gives a buffer of 0 bytes.
+ * An empty file gives a buffer of 0 bytes. Where a lease (see above) keeps the file from being
+ * opened, of a copy or of another program, the call waits for it, as open(2) does.
  * Errors: INVALID_ARGUMENT (NULL, a bad mode, or what `path` names is no regular file: a directory,
  * FIFO, device or socket, named in the message; nothing hangs on a FIFO); OUT_OF_RANGE (offset or
  * offset plus length beyond the end of the file); IO (errno and path in the message);

@@ -3,8 +3,12 @@
  * size can't change. A lease is held for one piece of a copy at a time, a millisecond or less.
  *
  * There is none on a file that is open for writing (a shared mapping's always is), that belongs to
- * another user, or whose file system has changes come from elsewhere: reading is read.c's then. */
+ * another user, or whose file system has changes come from elsewhere: reading is read.c's then.
+ * Files are opened here as well, since leases, of others too, keep them from being opened at once.
+ */
 #include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 
 #include "core/lifecycle.h"
 #include "core/lock.h"
@@ -85,4 +89,31 @@ void quay__lease_drop(quay__mapping *mapping) {
     refuse(mapping);
     quay__mmap_log_errno("ending the lease on", mapping->path, error);
   }
+}
+
+/* Waits for leases. What `path` names may be a FIFO by now, which must not be waited for; what a
+ * descriptor names that can neither read nor write is known to be a regular file, and stays it. */
+static int open_waiting(const char *path, int access) {
+  const int place = quay__os_open(path, O_PATH, 0);
+  if (place < 0)
+    return -1;
+  struct stat status;
+  char name[48];
+  int file = -1;
+  int error = EAGAIN;
+  (void)snprintf(name, sizeof name, "/proc/self/fd/%d", place);
+  if (quay__os_fstat(place, &status) == 0 && S_ISREG(status.st_mode)) {
+    file = quay__os_open(name, access | O_NOCTTY, 0);
+    /* Where there is no /proc, the lease is what can be said. */
+    if (file < 0 && errno != ENOENT)
+      error = errno;
+  }
+  (void)quay__os_close(place);
+  errno = error;
+  return file;
+}
+
+int quay__lease_open(const char *path, int access) {
+  const int file = quay__os_open(path, access | O_NONBLOCK | O_NOCTTY, 0);
+  return file < 0 && errno == EAGAIN ? open_waiting(path, access) : file;
 }

@@ -295,7 +295,7 @@ quay_status quay__mapping_open(const char *path, const quay_map_options *options
     return quay__fail_out_of_memory(sizeof *mapping, "a mapping");
   mapping->mode = options->mode;
   const int access = options->mode == QUAY_MAP_SHARED ? O_RDWR : O_RDONLY;
-  mapping->file = quay__os_open(path, access | O_NONBLOCK | O_NOCTTY, 0);
+  mapping->file = quay__lease_open(path, access);
   mapping->exposed = true;
   if (mapping->file < 0) {
     quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,

@@ -173,6 +173,9 @@ bool quay__mmap_is_local(int file);
  * False where that can't be had, or not now. */
 bool quay__lease_take(quay__mapping *mapping);
 void quay__lease_drop(quay__mapping *mapping);
+/* Opens a file: waits for nothing but leases, that of a copy on another thread among them. `access`
+ * is O_RDONLY or O_RDWR; -1 and errno as of open(2). */
+int quay__lease_open(const char *path, int access);
 
 /* allocator.c */
 

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -223,6 +224,50 @@ Test(mmap_lease, writers_are_let_in_without_sigio_and_every_byte_arrives, .timeo
   cr_assert_eq(atomic_load(&signals), 0);
   cr_assert(is_free(path));
   quay_buffer_release(file);
+}
+
+typedef struct opener {
+  const char *path;
+  quay_map_mode mode;
+  quay_status status;
+  char message[256];
+} opener;
+
+static void *map_once(void *user) {
+  opener *job = user;
+  quay_buffer *file = NULL;
+  job->status = quay_map_file(job->path, &(quay_map_options){.mode = job->mode}, &file);
+  if (job->status == QUAY_OK && !test_buffer_is(file, 0, 3))
+    job->status = QUAY_STATUS_IO;
+  (void)snprintf(job->message, sizeof job->message, "%s", quay_last_error()->message);
+  quay_buffer_release(file);
+  return NULL;
+}
+
+/* Holds a lease, as a copy does for a moment, until somebody runs into it. */
+static void check_mapping_waits(int lease, quay_map_mode mode) {
+  const char *path = make_file();
+  const int holder = open(path, O_RDONLY);
+  cr_assert_geq(holder, 0);
+  cr_assert_eq(fcntl(holder, F_SETSIG, SIGURG), 0);
+  cr_assert_eq(fcntl(holder, F_SETLEASE, lease), 0, "%s", strerror(errno));
+  opener job = {.path = path, .mode = mode};
+  pthread_t thread;
+  cr_assert_eq(pthread_create(&thread, NULL, map_once, &job), 0);
+  while (fcntl(holder, F_GETLEASE) == lease)
+    usleep(100);
+  cr_assert_eq(fcntl(holder, F_SETLEASE, F_UNLCK), 0);
+  pthread_join(thread, NULL);
+  close(holder);
+  cr_assert_eq(job.status, QUAY_OK, "%s", job.message);
+}
+
+Test(mmap_lease, mapping_a_file_shared_waits_for_whoever_reads_it_under_a_lease, .timeout = 60) {
+  check_mapping_waits(F_RDLCK, QUAY_MAP_SHARED);
+}
+
+Test(mmap_lease, mapping_a_file_waits_for_the_lease_of_its_writer, .timeout = 60) {
+  check_mapping_waits(F_WRLCK, QUAY_MAP_READ_ONLY);
 }
 
 static void *read_often(void *user) {
