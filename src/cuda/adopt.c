@@ -36,9 +36,13 @@ static quay__cu_result query(quay__cuda_device *device, uint64_t pointer, pointe
 static bool is_mapped(quay__cuda_device *device, uint64_t pointer) {
   const quay__cuda_api *const api = device->api;
   quay__cu_memory memory = 0;
-  return api->cuMemRetainAllocationHandle(&memory, (void *)(uintptr_t)pointer) ==
-             QUAY__CU_SUCCESS &&
-         api->cuMemRelease(memory) == QUAY__CU_SUCCESS;
+  if (api->cuMemRetainAllocationHandle(&memory, (void *)(uintptr_t)pointer) != QUAY__CU_SUCCESS)
+    return false;
+  const quay__cu_result released = api->cuMemRelease(memory);
+  if (released != QUAY__CU_SUCCESS)
+    quay__cuda_report(device, released, "a handle of memory of %s can't be given back",
+                      device->name);
+  return true;
 }
 
 /* What is mapped piece by piece, as PyTorch's expandable segments are, is told piece by piece:
@@ -133,7 +137,8 @@ quay_status quay_cuda_adopt(quay_allocator *allocator, uint64_t pointer, uint64_
   uint64_t end;
   if ((pointer == 0 && size != 0) || size > INT64_MAX || !quay__add(pointer, size, &end)) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "quay_cuda_adopt: %llu bytes at 0x%llx are no range of memory",
+                      "quay_cuda_adopt: %llu bytes at 0x%llx are no range of memory; hand in a "
+                      "CUdeviceptr and how many bytes of its allocation follow",
                       (unsigned long long)size, (unsigned long long)pointer);
   }
   quay_allocator *resolved;

@@ -148,6 +148,15 @@ static quay__cu_result give_back(quay__cuda_device *device, const quay__cuda_blo
   return result != QUAY__CU_SUCCESS ? result : freed;
 }
 
+/* After a sticky error all is lost, which whoever calls next says. */
+void quay__cuda_check_given_back(quay__cuda_device *device, quay__cu_result result,
+                                 const char *what, uint64_t bytes) {
+  if (result == QUAY__CU_SUCCESS || quay__cuda_sticky(result))
+    return;
+  quay__cuda_report(device, result, "%s%llu bytes of %s can't be given back and are lost", what,
+                    (unsigned long long)bytes, device->name);
+}
+
 static bool end_block(quay__cuda_device *device, quay__cuda_block *block) {
   const quay__cu_result result = give_back(device, block);
   if (result != QUAY__CU_SUCCESS) {

@@ -197,6 +197,9 @@ void quay__cuda_blocks_drop(quay__cuda_device *device);
 quay_status quay__cuda_block_order(quay__cuda_scope *scope, const quay_raw_buffer *raw,
                                    quay__cu_stream stream);
 
+/* Reports memory, or `what` of it ("addresses for "), that the driver does not take back. */
+void quay__cuda_check_given_back(quay__cuda_device *device, quay__cu_result result,
+                                 const char *what, uint64_t bytes);
 /* Out of memory, with the device's figures, or whatever else the driver says. */
 quay_status quay__cuda_fail_memory(quay__cuda_device *device, quay__cu_result result,
                                    uint64_t bytes);

@@ -58,7 +58,9 @@ static quay__cu_result take_addresses(quay__cuda_device *device, uint64_t size, 
   block->reserved_bytes = size;
   quay__cu_result result = api->cuMemAddressReserve(&block->reserved_at, size, alignment, 0, 0);
   if (result == QUAY__CU_SUCCESS && (block->reserved_at & (alignment - 1)) != 0) {
-    (void)api->cuMemAddressFree(block->reserved_at, block->reserved_bytes);
+    quay__cuda_check_given_back(device,
+                                api->cuMemAddressFree(block->reserved_at, block->reserved_bytes),
+                                "addresses for ", block->reserved_bytes);
     if (!quay__add(size, alignment, &block->reserved_bytes))
       return QUAY__CU_OUT_OF_MEMORY;
     result = api->cuMemAddressReserve(&block->reserved_at, block->reserved_bytes, 0, 0, 0);
@@ -144,11 +146,12 @@ static quay__cu_result map(quay__cuda_device *device, quay__cu_pointer pointer, 
   const quay__cuda_api *const api = device->api;
   quay__cu_result result = api->cuMemMap(pointer, size, 0, memory, 0);
   const quay__cu_result released = api->cuMemRelease(memory);
+  quay__cuda_check_given_back(device, released, "", size);
   if (result != QUAY__CU_SUCCESS)
     return result;
   result = released == QUAY__CU_SUCCESS ? set_access(device, pointer, size) : released;
   if (result != QUAY__CU_SUCCESS)
-    (void)api->cuMemUnmap(pointer, size);
+    quay__cuda_check_given_back(device, api->cuMemUnmap(pointer, size), "mapped ", size);
   return result;
 }
 

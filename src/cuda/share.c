@@ -55,6 +55,12 @@ static quay__cu_result set_access(quay__cuda_device *device, const quay__cuda_bl
   return device->api->cuMemSetAccess(block->pointer, block->bytes, &access, 1);
 }
 
+static void give_back_addresses(quay__cuda_device *device, const quay__cuda_block *block) {
+  const quay__cu_result result =
+      device->api->cuMemAddressFree(block->reserved_at, block->reserved_bytes);
+  quay__cuda_check_given_back(device, result, "addresses for ", block->reserved_bytes);
+}
+
 /* Addresses for `block->bytes`. The driver aligns them to its granularity; for more than that some
  * are left unused. */
 static quay__cu_result reserve(quay__cuda_device *device, uint64_t alignment,
@@ -65,7 +71,7 @@ static quay__cu_result reserve(quay__cuda_device *device, uint64_t alignment,
   if (result != QUAY__CU_SUCCESS)
     return result;
   if (quay__align_down(block->reserved_at, alignment) != block->reserved_at) {
-    (void)api->cuMemAddressFree(block->reserved_at, block->reserved_bytes);
+    give_back_addresses(device, block);
     if (!quay__add(block->bytes, alignment, &block->reserved_bytes))
       return QUAY__CU_OUT_OF_MEMORY;
     result = api->cuMemAddressReserve(&block->reserved_at, block->reserved_bytes, 0, 0, 0);
@@ -79,23 +85,23 @@ static quay__cu_result reserve(quay__cuda_device *device, uint64_t alignment,
 /* Maps `block->memory`, whose reference it takes over: on failure that is given back, too. */
 static quay__cu_result map(quay__cuda_device *device, uint64_t alignment, quay__cuda_block *block) {
   const quay__cuda_api *const api = device->api;
-  bool mapped = false;
+  quay__cu_result undone = QUAY__CU_SUCCESS;
   quay__cu_result result = reserve(device, alignment, block);
   if (result != QUAY__CU_SUCCESS)
     goto fail_reserve;
   result = api->cuMemMap(block->pointer, block->bytes, 0, block->memory, 0);
   if (result != QUAY__CU_SUCCESS)
     goto fail_map;
-  mapped = true;
   result = set_access(device, block);
   if (result == QUAY__CU_SUCCESS)
     return QUAY__CU_SUCCESS;
+  undone = api->cuMemUnmap(block->pointer, block->bytes);
+  quay__cuda_check_given_back(device, undone, "mapped ", block->bytes);
 fail_map:
-  if (mapped)
-    (void)api->cuMemUnmap(block->pointer, block->bytes);
-  (void)api->cuMemAddressFree(block->reserved_at, block->reserved_bytes);
+  if (undone == QUAY__CU_SUCCESS)
+    give_back_addresses(device, block);
 fail_reserve:
-  (void)api->cuMemRelease(block->memory);
+  quay__cuda_check_given_back(device, api->cuMemRelease(block->memory), "", block->bytes);
   return result;
 }
 
@@ -282,7 +288,7 @@ static quay_status fail_import(quay__cuda_device *device, quay__cu_result result
   return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, "cuda", result,
                         quay__cuda_result_name(result),
                         "the driver does not take file descriptor %d for exported memory of %llu "
-                        "bytes on %s (%s)",
+                        "bytes on %s (%s); it must be the one that came with the structure",
                         (int)shared->file, (unsigned long long)shared->memory_size, device->name,
                         quay__cuda_result_name(result));
 }
@@ -401,7 +407,12 @@ quay_status quay_cuda_import(quay_allocator *allocator, const quay_cuda_shared *
 
 /* The older handles. */
 
-static quay_status check_plain(const quay__cuda_block *block) {
+static quay_status check_plain(const quay_raw_buffer *raw) {
+  const quay__cuda_block *const block = quay__cuda_block_of(raw);
+  if (block == NULL && raw->size == 0) { /* its pointer may be anything */
+    return quay__fail(QUAY_STATUS_UNSUPPORTED,
+                      "quay_cuda_ipc_export: adopted memory of 0 bytes has no handle");
+  }
   if (block == NULL || block->how == QUAY__CUDA_PLAIN)
     return QUAY_OK;
   return quay__fail(
@@ -429,10 +440,12 @@ static quay__cu_result find_range(const quay__cuda_device *device, uint64_t poin
 }
 
 /* With the context current. */
-static quay_status get_handle(quay__cuda_device *device, uint64_t address, quay_cuda_ipc *out_ipc) {
+static quay_status get_handle(quay__cuda_device *device, const quay_raw_buffer *raw,
+                              uint64_t address, quay_cuda_ipc *out_ipc) {
   quay__cu_pointer start;
   quay__cu_ipc_memory handle;
-  quay__cu_result result = find_range(device, address, &start, &out_ipc->memory_size);
+  /* Not of the window: an empty one may begin where the memory ends. */
+  quay__cu_result result = find_range(device, raw->as.cuda.pointer, &start, &out_ipc->memory_size);
   if (result == QUAY__CU_SUCCESS)
     result = device->api->cuIpcGetMemHandle(&handle, start);
   if (result != QUAY__CU_SUCCESS) {
@@ -450,7 +463,7 @@ quay_status quay_cuda_ipc_export(quay_buffer *buffer, quay_cuda_ipc *out_ipc) {
   QUAY__REQUIRE(buffer);
   const quay_raw_buffer *raw;
   QUAY_TRY(find_device_memory(buffer, "quay_cuda_ipc_export", &raw));
-  QUAY_TRY(check_plain(quay__cuda_block_of(raw)));
+  QUAY_TRY(check_plain(raw));
   QUAY_TRY(quay_buffer_synchronize(buffer));
   quay__cuda_device *const device = quay__cuda_of(raw->owner)->device;
   quay__cuda_scope scope;
@@ -458,11 +471,26 @@ quay_status quay_cuda_ipc_export(quay_buffer *buffer, quay_cuda_ipc *out_ipc) {
   quay_cuda_ipc ipc = {.size = quay_buffer_size(buffer)};
   memcpy(ipc.device_uuid, device->uuid.bytes, sizeof ipc.device_uuid);
   const quay_status status =
-      get_handle(device, quay__cuda_at(raw, quay_buffer_offset(buffer)), &ipc);
+      get_handle(device, raw, quay__cuda_at(raw, quay_buffer_offset(buffer)), &ipc);
   quay__cuda_leave(&scope);
   if (status == QUAY_OK)
     *out_ipc = ipc;
   return status;
+}
+
+/* What came with the handle is only a claim. A driver that does not tell is taken at its word. */
+static quay_status check_opened(quay__cuda_device *device, const quay__cuda_block *block) {
+  quay__cu_pointer start;
+  uint64_t size;
+  if (find_range(device, block->pointer, &start, &size) != QUAY__CU_SUCCESS || size == 0 ||
+      (block->pointer >= start && quay__in_range(block->pointer - start, block->bytes, size)))
+    return QUAY_OK;
+  quay__cuda_check_given_back(device, device->api->cuIpcCloseMemHandle(block->pointer),
+                              "another process's ", size);
+  return quay_error_set(QUAY_STATUS_OUT_OF_RANGE, "cuda", 0, NULL,
+                        "importing memory on %s: the exporter's memory is said to have %llu bytes, "
+                        "but the handle is of %llu; send the structure as it was exported",
+                        device->name, (unsigned long long)block->bytes, (unsigned long long)size);
 }
 
 /* With the context current. */
@@ -486,7 +514,7 @@ static quay_status open_ipc(quay__cuda_device *device, const void *from, quay__c
                            device->name);
   }
   block->bytes = ipc->memory_size;
-  return QUAY_OK;
+  return check_opened(device, block);
 }
 
 static quay_status import_ipc(quay_allocator *allocator, const quay_cuda_ipc *ipc,

@@ -1,6 +1,7 @@
 /* Reserved addresses and committed pages of CUDA memory, on the simulated driver. */
 #include "core/allocator_impl.h"
 #include "cuda_fixture.h"
+#include "support/log.h"
 #include "support/random.h"
 
 #define MIB ((uint64_t)1 << 20)
@@ -92,13 +93,28 @@ Test(cuda_reserve, a_commit_that_fails_anywhere_leaves_nothing_behind) {
   quay_allocator *const gpu = open_spec("cuda:0");
   quay_raw_buffer pages = reserve(gpu, 64 * MIB);
   for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    quay_test_log_begin();
     raw.control->fail(calls[i], 1, 801);
     cr_assert_neq(commit(&pages, 0, 4 * MIB), QUAY_OK, "%s", calls[i]);
     cr_assert_eq(census().mappings, 0, "%s", calls[i]);
     cr_assert_eq(reserved_bytes(gpu), 0);
-    if (strcmp(calls[i], "cuMemRelease") != 0) /* that handle is the driver's loss */
+    const bool handle_is_lost = strcmp(calls[i], "cuMemRelease") == 0;
+    cr_assert_eq(quay_test_log_count("are lost"), handle_is_lost ? 1 : 0, "%s", calls[i]);
+    if (!handle_is_lost)
       cr_assert_eq(census().handles, 0, "%s", calls[i]);
   }
+  quay__free(gpu, &pages, NULL, 0);
+  quay_allocator_release(gpu);
+}
+
+Test(cuda_reserve, what_a_failed_commit_can_not_unmap_is_logged) {
+  quay_allocator *const gpu = open_spec("cuda:0");
+  quay_raw_buffer pages = reserve(gpu, 64 * MIB);
+  quay_test_log_begin();
+  raw.control->fail("cuMemSetAccess", 1, 801);
+  raw.control->fail("cuMemUnmap", 1, 999);
+  cr_assert_neq(commit(&pages, 0, 4 * MIB), QUAY_OK);
+  cr_assert_eq(quay_test_log_count("mapped 4194304 bytes of cuda:0"), 1);
   quay__free(gpu, &pages, NULL, 0);
   quay_allocator_release(gpu);
 }

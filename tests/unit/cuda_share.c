@@ -470,11 +470,12 @@ Test(cuda_share, copies_between_exportable_memory_of_two_devices_are_direct) {
 /* Failures. */
 
 /* Allocates, exports and imports; whatever fails, everything is given back. */
-static quay_status share_once(quay_allocator *allocator) {
+static quay_status share_once(quay_allocator *allocator, uint64_t alignment) {
+  const quay_alloc_options options = {.exportable = true, .alignment = alignment};
   quay_buffer *buffer = NULL, *imported = NULL;
   quay_cuda_shared shared = {.file = -1};
   quay_status status =
-      quay_buffer_create(allocator, QUAY_U8, 1, (int64_t[]){SIZE}, &exportable, &buffer);
+      quay_buffer_create(allocator, QUAY_U8, 1, (int64_t[]){SIZE}, &options, &buffer);
   if (status == QUAY_OK)
     status = quay_cuda_export(buffer, &shared);
   if (status == QUAY_OK)
@@ -492,16 +493,16 @@ static uint64_t pieces_alive(void) {
   return alive.handles + alive.mappings + alive.reservations;
 }
 
-Test(cuda_share_failures, whichever_call_fails_the_error_is_clean_and_what_is_lost_is_logged) {
+static void check_every_failure(uint64_t alignment) {
   quay_allocator *allocator = open_spec("cuda:0");
-  CHECK_OK(share_once(allocator));
+  CHECK_OK(share_once(allocator, alignment));
   CHECK_OK(quay_allocator_trim(allocator, NULL));
   uint64_t reached = 1, errors = 0;
   for (uint64_t n = 1; reached != 0; n++) {
     const uint64_t failed = raw.control->failed(), pieces = pieces_alive();
     quay_test_log_begin();
     raw.control->fail(NULL, n, 1);
-    const quay_status status = share_once(allocator);
+    const quay_status status = share_once(allocator, alignment);
     if (quay_allocator_trim(allocator, NULL) != QUAY_OK) /* that was the failing call */
       CHECK_OK(quay_allocator_trim(allocator, NULL));
     raw.control->fail(NULL, 0, 0);
@@ -513,6 +514,31 @@ Test(cuda_share_failures, whichever_call_fails_the_error_is_clean_and_what_is_lo
               "call %llu: %s", (unsigned long long)n, quay_test_log_text());
   }
   cr_assert_gt(errors, 10);
+  quay_allocator_release(allocator);
+  CHECK_OK(quay_shutdown());
+}
+
+Test(cuda_share_failures, whichever_call_fails_the_error_is_clean_and_what_is_lost_is_logged) {
+  check_every_failure(0);
+}
+
+/* More than the driver aligns to: some addresses are given back before others are taken. */
+Test(cuda_share_failures, whichever_call_fails_for_aligned_memory_what_is_lost_is_logged) {
+  check_every_failure(UINT64_C(1) << 30);
+}
+
+Test(cuda_share_failures, what_a_failed_allocation_can_not_give_back_is_logged) {
+  static const char *const undoing[] = {"cuMemUnmap", "cuMemAddressFree", "cuMemRelease"};
+  quay_allocator *allocator = open_spec("cuda:0");
+  for (size_t i = 0; i < sizeof undoing / sizeof undoing[0]; i++) {
+    quay_raw_buffer none;
+    quay_test_log_begin();
+    raw.control->fail("cuMemSetAccess", 1, 999);
+    raw.control->fail(undoing[i], 1, 999);
+    CHECK_FAILS(quay_allocator_alloc(allocator, SIZE, &exportable, &none), QUAY_STATUS_UNAVAILABLE);
+    CHECK_MESSAGE("can't allocate");
+    cr_expect_eq(quay_test_log_count("are lost"), 1, "%s: %s", undoing[i], quay_test_log_text());
+  }
   quay_allocator_release(allocator);
   CHECK_OK(quay_shutdown());
 }
@@ -560,7 +586,15 @@ static bool opens_a_handle(int socket) {
   quay_raw_buffer imported;
   bool good = HOLDS(quay_cuda_ipc_import(other, &ipc, &imported) == QUAY_STATUS_INVALID_ARGUMENT) &&
               HOLDS(quay_cuda_ipc_import(allocator, &bad, &imported) == QUAY_STATUS_OUT_OF_RANGE);
+  const uint64_t opened = raw.control->calls("cuIpcOpenMemHandle_v2");
+  bad.memory_size *= 2; /* more than the handle is of, so that the window seems to fit */
+  good = good &&
+         HOLDS(quay_cuda_ipc_import(allocator, &bad, &imported) == QUAY_STATUS_OUT_OF_RANGE) &&
+         HOLDS(strstr(quay_last_error()->message, "is said to have") != NULL) &&
+         HOLDS(raw.control->calls("cuIpcOpenMemHandle_v2") == opened + 1) &&
+         HOLDS(raw.control->calls("cuIpcCloseMemHandle") == 1);
   memset(bad.handle, 0x11, sizeof bad.handle);
+  bad.memory_size = ipc.memory_size;
   bad.offset = ipc.offset;
   good = good &&
          HOLDS(quay_cuda_ipc_import(allocator, &bad, &imported) == QUAY_STATUS_INVALID_ARGUMENT) &&
@@ -631,4 +665,35 @@ Test(cuda_share, older_handles_are_of_plain_memory_alone) {
   quay_stream_release(stream);
   quay_allocator_release(allocator);
   quay_allocator_release(pinned);
+}
+
+Test(cuda_share, an_older_handle_of_an_empty_window_is_of_the_memory_that_it_lies_in) {
+  setup();
+  quay_allocator *allocator = open_spec("cuda:0");
+  quay_buffer *whole = make_buffer(allocator, SIZE, NULL), *end = NULL;
+  CHECK_OK(quay_buffer_view(whole, SIZE, 0, &end));
+  quay_cuda_ipc ipc, expected;
+  CHECK_OK(quay_cuda_ipc_export(whole, &expected));
+  CHECK_OK(quay_cuda_ipc_export(end, &ipc));
+  cr_assert_arr_eq(ipc.handle, expected.handle, sizeof ipc.handle);
+  cr_assert_eq(ipc.offset, SIZE);
+  cr_assert_eq(ipc.size, 0);
+  cr_assert_eq(ipc.memory_size, SIZE);
+  quay_buffer_release(end);
+  quay_buffer_release(whole);
+  quay_allocator_release(allocator);
+}
+
+Test(cuda_share, adopted_memory_of_0_bytes_has_no_older_handle) {
+  setup();
+  quay_allocator *allocator = open_spec("cuda:0");
+  quay_raw_buffer nothing;
+  quay_buffer *buffer = NULL;
+  quay_cuda_ipc ipc;
+  CHECK_OK(quay_cuda_adopt(allocator, 0, 0, NULL, NULL, &nothing));
+  CHECK_OK(quay_buffer_from_raw(&nothing, QUAY_U8, 1, (int64_t[]){0}, &buffer));
+  CHECK_FAILS(quay_cuda_ipc_export(buffer, &ipc), QUAY_STATUS_UNSUPPORTED);
+  CHECK_MESSAGE("adopted memory of 0 bytes");
+  quay_buffer_release(buffer);
+  quay_allocator_release(allocator);
 }
