@@ -120,18 +120,29 @@ static void forget_peers(quay__cuda_device *device) {
   quay__global_release(QUAY__LOCK_CUDA);
 }
 
-/* Only a healthy device: after a fault nothing but a new process helps, as its message says. */
-static quay_status device_reset(quay_device *quay) {
-  quay__cuda_device *const device = quay__cuda_device_of(quay);
-  QUAY_TRY(quay__device_check(quay));
+static quay_status reset_context(quay__cuda_device *device) {
   quay__cuda_scope scope;
-  QUAY_TRY(quay__cuda_enter(device, true, &scope));
+  const quay_status entered = quay__cuda_enter(device, true, &scope);
+  if (entered == QUAY_STATUS_STALE) { /* another library has done it */
+    drop_contents(device);
+    return QUAY_OK;
+  }
+  if (entered != QUAY_OK)
+    return entered;
   end_kept(device);
   quay__cuda_leave(&scope);
   const quay__cu_result result = device->api->cuDevicePrimaryCtxReset(device->handle);
   if (result != QUAY__CU_SUCCESS)
     return quay__cuda_fail(device, result, "%s can't be reset", device->name);
   quay__cuda_blocks_drop(device);
+  return QUAY_OK;
+}
+
+/* Only a healthy device: after a fault nothing but a new process helps, as its message says. */
+static quay_status device_reset(quay_device *quay) {
+  quay__cuda_device *const device = quay__cuda_device_of(quay);
+  QUAY_TRY(quay__device_check(quay));
+  QUAY_TRY(reset_context(device));
   forget_peers(device);
   /* Retained anew before it is released once, so that it never has no user. */
   const quay_status status = open_context(device);
@@ -168,9 +179,35 @@ static quay_status fail_make(quay__cu_result result, uint64_t ordinal, const cha
   return quay__cuda_fail(NULL, result, "cuda:%" PRIu64 ": %s", ordinal, what);
 }
 
-static bool attribute(const quay__cuda_api *api, quay__cu_device device, int which) {
+/* A driver that does not know the attribute calls it an invalid value: the device lacks it. */
+static quay__cu_result ask_ability(const quay__cuda_device *device, int which, bool *out_has) {
   int value = 0;
-  return api->cuDeviceGetAttribute(&value, which, device) == QUAY__CU_SUCCESS && value != 0;
+  const quay__cu_result result = device->api->cuDeviceGetAttribute(&value, which, device->handle);
+  *out_has = result == QUAY__CU_SUCCESS && value != 0;
+  return result == QUAY__CU_INVALID_VALUE ? QUAY__CU_SUCCESS : result;
+}
+
+static quay__cu_result ask_abilities(quay__cuda_device *device, bool *out_unified) {
+  bool files = false;
+  const struct {
+    int which;
+    bool *has;
+  } abilities[] = {
+      {QUAY__CU_DEVICE_UNIFIED_ADDRESSING, out_unified},
+      {QUAY__CU_DEVICE_CONCURRENT_MANAGED, &device->concurrent_managed},
+      {QUAY__CU_DEVICE_VIRTUAL_MEMORY, &device->has_virtual_memory},
+      {QUAY__CU_DEVICE_FILE_DESCRIPTORS, &files},
+      {QUAY__CU_DEVICE_MEMORY_POOLS, &device->has_pools},
+  };
+  for (size_t i = 0; i < sizeof abilities / sizeof abilities[0]; i++) {
+    const quay__cu_result result = ask_ability(device, abilities[i].which, abilities[i].has);
+    if (result != QUAY__CU_SUCCESS)
+      return result;
+  }
+  device->can_share = device->has_virtual_memory && files;
+  device->has_pools = device->has_pools && device->api->cuMemAllocAsync != NULL &&
+                      device->api->cuMemFreeAsync != NULL;
+  return QUAY__CU_SUCCESS;
 }
 
 static quay_status describe(quay__cuda_device *device) {
@@ -187,17 +224,15 @@ static quay_status describe(quay__cuda_device *device) {
     return fail_make(result, ordinal, "it does not tell its memory and name");
   device->product[sizeof device->product - 1] = '\0';
   device->total_bytes = bytes;
-  if (!attribute(api, device->handle, QUAY__CU_DEVICE_UNIFIED_ADDRESSING)) {
+  bool unified = false;
+  result = ask_abilities(device, &unified);
+  if (result != QUAY__CU_SUCCESS)
+    return fail_make(result, ordinal, "it does not tell what it is able to");
+  if (!unified) {
     return quay_error_set(QUAY_STATUS_UNSUPPORTED, "cuda", 0, NULL,
                           "%s (%s) shares no address space with the host, which Quay needs",
                           device->name, device->product);
   }
-  device->concurrent_managed = attribute(api, device->handle, QUAY__CU_DEVICE_CONCURRENT_MANAGED);
-  device->has_virtual_memory = attribute(api, device->handle, QUAY__CU_DEVICE_VIRTUAL_MEMORY);
-  device->can_share = device->has_virtual_memory &&
-                      attribute(api, device->handle, QUAY__CU_DEVICE_FILE_DESCRIPTORS);
-  device->has_pools = attribute(api, device->handle, QUAY__CU_DEVICE_MEMORY_POOLS) &&
-                      api->cuMemAllocAsync != NULL && api->cuMemFreeAsync != NULL;
   if (api->cuDeviceGetUuid != NULL)
     (void)api->cuDeviceGetUuid(&device->uuid, device->handle); /* zeros where it is not told */
   return QUAY_OK;
@@ -211,8 +246,8 @@ static quay__cu_result create_free_stream(quay__cuda_device *device) {
   if (result != QUAY__CU_SUCCESS)
     return result;
   result = api->cuStreamCreateWithPriority(&device->free_stream, QUAY__CU_STREAM_NON_BLOCKING, 0);
-  (void)quay__cuda_set_capture_mode(api, mode);
-  return result;
+  const quay__cu_result restored = quay__cuda_set_capture_mode(api, mode);
+  return result != QUAY__CU_SUCCESS ? result : restored;
 }
 
 /* Retains the primary context and makes the stream for frees in it. */
@@ -225,7 +260,8 @@ static quay_status open_context(quay__cuda_device *device) {
   result = api->cuCtxPushCurrent(device->context);
   if (result == QUAY__CU_SUCCESS) {
     result = create_free_stream(device);
-    (void)quay__cuda_pop_context(api);
+    const quay__cu_result popped = quay__cuda_pop_context(api);
+    result = result != QUAY__CU_SUCCESS ? result : popped;
   }
   if (result == QUAY__CU_SUCCESS)
     return QUAY_OK;

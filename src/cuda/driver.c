@@ -225,8 +225,10 @@ static quay_status fail_init(const library *from, quay__cu_result result) {
                        "versions (%s); load the module anew, or restart the machine",
                        from->path, name);
   }
-  return unavailable(result, name, "the CUDA driver %s can't be started: error %d (%s)", from->path,
-                     result, name);
+  return unavailable(result, name,
+                     "the CUDA driver %s can't be started: error %d (%s); see whether nvidia-smi "
+                     "works, and whether the kernel module nvidia-uvm is loaded",
+                     from->path, result, name);
 }
 
 static void after_fork_in_child(void) {
