@@ -17,6 +17,9 @@ struct quay_device {
   int32_t index;
   bool has_streams;
   atomic_bool lost;
+  /* Its host memory may not be touched any more, in the child of a fork say: no address is used
+   * that was looked up before, and the backend is asked, which says why. */
+  atomic_bool untouchable;
   atomic_uint pin_refused;         /* staging_memory.c's: when pin failed last; 0: never */
   atomic_uint streams;             /* live ones */
   atomic_uint_fast64_t generation; /* begins at 1 */

@@ -21,7 +21,7 @@ static quay_status host_window(const quay_buffer *buffer, quay_use_mode mode,
                              : quay__storage_make_writable(storage));
   QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, mode));
   void *first = storage->plain;
-  if (first == NULL)
+  if (first == NULL || atomic_load_explicit(&allocator->device->untouchable, memory_order_relaxed))
     QUAY_TRY(allocator->vtable.host_pointer(allocator, &storage->raw, &first));
   *out_bytes = (unsigned char *)first + buffer->offset;
   return QUAY_OK;

@@ -113,7 +113,8 @@ static inline unsigned char *quay__storage_plain(const quay__storage *storage, u
   if (atomic_load_explicit(&storage->hazards, memory_order_acquire) != NULL)
     return NULL;
   const quay_device *device = storage->allocator->device;
-  if (atomic_load_explicit(&device->lost, memory_order_relaxed))
+  if (atomic_load_explicit(&device->lost, memory_order_relaxed) ||
+      atomic_load_explicit(&device->untouchable, memory_order_relaxed))
     return NULL;
   if (quay__device_generation(device) != storage->generation)
     return NULL;

@@ -221,7 +221,9 @@ static const quay_allocator_vtable device_vtable = {
     .copy_across_async = quay__cuda_copy_across_async,
 };
 
-/* Pinned memory is the host's: the processor copies it. */
+/* Pinned memory is the host's: the processor copies it, as long as it is mapped. The child of a
+ * fork has no such memory (NVIDIA's kernel module leaves it out), and the driver unmaps it at exit.
+ */
 
 static char *host_at(const quay_raw_buffer *raw, uint64_t offset) {
   return (char *)(uintptr_t)raw->as.cuda.host_pointer + offset;
@@ -230,6 +232,7 @@ static char *host_at(const quay_raw_buffer *raw, uint64_t offset) {
 static quay_status host_pointer(quay_allocator *allocator, const quay_raw_buffer *raw,
                                 void **out_pointer) {
   (void)allocator;
+  QUAY_TRY(quay__cuda_check_callable());
   *out_pointer = host_at(raw, 0);
   return QUAY_OK;
 }
@@ -237,6 +240,7 @@ static quay_status host_pointer(quay_allocator *allocator, const quay_raw_buffer
 static quay_status pinned_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
                                   uint64_t offset, const void *source, uint64_t size) {
   (void)allocator;
+  QUAY_TRY(quay__cuda_check_callable());
   quay__host_move(host_at(destination, offset), source, size, 0);
   return QUAY_OK;
 }
@@ -244,6 +248,7 @@ static quay_status pinned_copy_in(quay_allocator *allocator, quay_raw_buffer *de
 static quay_status pinned_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
                                    uint64_t offset, void *destination, uint64_t size) {
   (void)allocator;
+  QUAY_TRY(quay__cuda_check_callable());
   quay__host_move(destination, host_at(source, offset), size, 0);
   return QUAY_OK;
 }
@@ -252,6 +257,7 @@ static quay_status pinned_copy_within(quay_allocator *allocator, quay_raw_buffer
                                       uint64_t destination_offset, const quay_raw_buffer *source,
                                       uint64_t source_offset, uint64_t size) {
   (void)allocator;
+  QUAY_TRY(quay__cuda_check_callable());
   quay__host_move(host_at(destination, destination_offset), host_at(source, source_offset), size,
                   0);
   return QUAY_OK;
@@ -260,6 +266,7 @@ static quay_status pinned_copy_within(quay_allocator *allocator, quay_raw_buffer
 static quay_status pinned_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                                uint64_t size, const void *pattern, size_t pattern_size) {
   (void)allocator;
+  QUAY_TRY(quay__cuda_check_callable());
   quay__host_fill(host_at(raw, offset), size, pattern, pattern_size);
   return QUAY_OK;
 }

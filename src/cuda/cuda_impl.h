@@ -136,6 +136,9 @@ quay_status quay__cuda_device_get(uint64_t ordinal, quay_device **out_device);
 /* Of every device that was made. */
 void quay__cuda_devices_mark_lost(quay__cu_result result, const char *format, ...)
     QUAY_PRINTF(2, 3);
+/* No host memory of any device is touched from now on. `alone`: no other thread is there, and locks
+ * may be in any state. */
+void quay__cuda_devices_close(bool alone);
 quay_status quay__cuda_device_info(void *user, size_t index, quay_device_info *out_info,
                                    bool *out_more);
 

@@ -389,6 +389,17 @@ void quay__cuda_devices_mark_lost(quay__cu_result result, const char *format, ..
   }
 }
 
+void quay__cuda_devices_close(bool alone) {
+  if (!alone)
+    quay__global_acquire(QUAY__LOCK_CUDA);
+  for (size_t i = 0; i < QUAY__CUDA_DEVICES_MAX; i++) {
+    if (devices[i] != NULL)
+      atomic_store_explicit(&devices[i]->untouchable, true, memory_order_relaxed);
+  }
+  if (!alone)
+    quay__global_release(QUAY__LOCK_CUDA);
+}
+
 /* The list. */
 
 typedef struct device_line {

@@ -13,6 +13,7 @@
 #include "core/lock.h"
 #include "core/os.h"
 #include "core/workers.h"
+#include "cuda/cuda_impl.h"
 #include "cuda/error.h"
 
 typedef enum driver_state {
@@ -233,13 +234,16 @@ static quay_status fail_init(const library *from, quay__cu_result result) {
 
 static void after_fork_in_child(void) {
   atomic_store(&state, DRIVER_FORKED);
+  quay__cuda_devices_close(true);
 }
 
 /* Runs before the driver's own exit handlers, since it was registered after them. */
 static void at_exit(void) {
   quay__workers_stop();
-  if (atomic_load(&state) == DRIVER_CALLABLE)
-    atomic_store(&state, DRIVER_EXITING);
+  if (atomic_load(&state) != DRIVER_CALLABLE)
+    return;
+  atomic_store(&state, DRIVER_EXITING);
+  quay__cuda_devices_close(false);
 }
 
 static quay_status start(library *from, quay__cuda_api *out_api) {

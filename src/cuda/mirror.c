@@ -20,6 +20,7 @@ static quay_status find_twin(const quay_buffer *buffer, const char *function,
                       "the cuda backend with the option mirror",
                       function, raw->owner->spec);
   }
+  QUAY_TRY(quay__cuda_check_callable()); /* else nothing is mapped there */
   *out_twin = (unsigned char *)(uintptr_t)raw->as.cuda.host_pointer + quay_buffer_offset(buffer);
   return QUAY_OK;
 }

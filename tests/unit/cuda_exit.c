@@ -18,8 +18,8 @@ TestSuite(cuda_kept, .init = setup, .fini = teardown);
  * leak.
  */
 static struct {
-  quay_allocator *allocator, *pinned;
-  quay_buffer *plain, *ordered, *mirrored, *exportable, *host, *imported;
+  quay_allocator *allocator, *pinned, *managed;
+  quay_buffer *plain, *ordered, *mirrored, *exportable, *host, *migrating, *imported;
   quay_stream *stream;
   quay_event *event;
   quay_dl_managed_tensor_versioned *tensor;
@@ -48,6 +48,7 @@ static bool hold_everything(void) {
   memset(bytes, 0x6b, sizeof bytes);
   if (!HOLDS(quay_allocator_open("cuda:0", &held.allocator) == QUAY_OK) ||
       !HOLDS(quay_allocator_open("cuda:0,memory=pinned", &held.pinned) == QUAY_OK) ||
+      !HOLDS(quay_allocator_open("cuda:0,memory=managed", &held.managed) == QUAY_OK) ||
       !HOLDS(quay_stream_create(quay_allocator_device(held.allocator), NULL, &held.stream) ==
              QUAY_OK))
     return false;
@@ -57,6 +58,8 @@ static bool hold_everything(void) {
          make(&(quay_alloc_options){.exportable = true}, &held.exportable) && import_again() &&
          HOLDS(quay_buffer_create(held.pinned, QUAY_U8, 1, (int64_t[]){SIZE}, NULL, &held.host) ==
                QUAY_OK) &&
+         HOLDS(quay_buffer_create(held.managed, QUAY_U8, 1, (int64_t[]){SIZE}, NULL,
+                                  &held.migrating) == QUAY_OK) &&
          HOLDS(quay_buffer_copy_in(held.plain, bytes, SIZE) == QUAY_OK) &&
          HOLDS(quay_buffer_fill_on(held.ordered, "x", 1, held.stream) == QUAY_OK) &&
          HOLDS(quay_event_record(held.stream, &held.event) == QUAY_OK) &&
@@ -72,10 +75,30 @@ static void release_everything(void) {
   quay_buffer_release(held.imported);
   quay_buffer_release(held.exportable);
   quay_buffer_release(held.host);
+  quay_buffer_release(held.migrating);
   quay_event_release(held.event);
   quay_stream_release(held.stream);
   quay_allocator_release(held.allocator);
   quay_allocator_release(held.pinned);
+  quay_allocator_release(held.managed);
+}
+
+/* Neither the program nor the library gets to touch what may not be mapped any more. */
+static bool host_memory_fails(quay_buffer *buffer, quay_status expected) {
+  const void *pointer = NULL;
+  return HOLDS(quay_buffer_host_bytes(buffer, &pointer, NULL) == expected) &&
+         HOLDS(pointer == NULL) && HOLDS(quay_buffer_copy_in(buffer, bytes, SIZE) == expected) &&
+         HOLDS(quay_buffer_copy_out(buffer, bytes, SIZE) == expected) &&
+         HOLDS(quay_buffer_copy_from(held.host, buffer) == expected) &&
+         HOLDS(quay_buffer_fill(buffer, "x", 1) == expected);
+}
+
+static bool mirrors_fail(quay_status expected) {
+  void *pointer = NULL;
+  return HOLDS(quay_cuda_mirror_pointer(held.mirrored, &pointer) == expected) &&
+         HOLDS(pointer == NULL) &&
+         HOLDS(quay_cuda_mirror_upload(held.mirrored, bytes, SIZE) == expected) &&
+         HOLDS(quay_cuda_mirror_download(held.mirrored, bytes, SIZE) == expected);
 }
 
 /* Every call that can fail gives this status. */
@@ -89,6 +112,8 @@ static bool everything_fails(quay_status expected) {
   quay_access access;
   quay_device *const device = quay_allocator_device(held.allocator);
   return HOLDS(quay_buffer_copy_in(held.plain, bytes, SIZE) == expected) &&
+         host_memory_fails(held.host, expected) && host_memory_fails(held.migrating, expected) &&
+         mirrors_fail(expected) &&
          HOLDS(quay_buffer_copy_out(held.mirrored, bytes, SIZE) == expected) &&
          HOLDS(quay_buffer_copy_from(held.plain, held.imported) == expected) &&
          HOLDS(quay_buffer_fill_on(held.plain, "x", 1, held.stream) == expected) &&
@@ -117,7 +142,7 @@ static bool frees_of_a_lost_device(void) {
   const uint64_t calls = raw.control->calls(NULL);
   release_everything();
   return HOLDS(quay_collect(NULL) == QUAY_OK) && HOLDS(raw.control->calls(NULL) == calls) &&
-         HOLDS(quay_test_log_count("gone with the device") == 6) &&
+         HOLDS(quay_test_log_count("gone with the device") == 7) &&
          HOLDS(quay_shutdown() == QUAY_OK) && HOLDS(raw.control->calls(NULL) == calls);
 }
 
