@@ -369,6 +369,11 @@ static bool makes_cuda_memory(const quay_allocator *allocator, const quay_dl_dev
 /* The default allocator if it makes such memory, else the cuda backend. */
 static quay_status find_cuda_allocator(const quay_dl_device *device,
                                        quay_allocator **out_allocator) {
+  if (device->device_id < 0) {
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                      "the tensor is on CUDA device %" PRId32 "; there are none below 0",
+                      device->device_id);
+  }
   QUAY_TRY(quay_default_allocator_get(out_allocator));
   if (makes_cuda_memory(*out_allocator, device))
     return QUAY_OK;

@@ -295,7 +295,7 @@ Test(cuda_dlpack, a_tensor_that_is_not_what_it_says_is_refused_and_not_deleted) 
   from = make_producer(QUAY_DL_CUDA, 7, pointer);
   check_refused(&from, NULL, QUAY_STATUS_UNAVAILABLE, "no device cuda:7");
   from = make_producer(QUAY_DL_CUDA, -1, pointer);
-  check_refused(&from, NULL, QUAY_STATUS_INVALID_ARGUMENT, "-1");
+  check_refused(&from, NULL, QUAY_STATUS_INVALID_ARGUMENT, "CUDA device -1; there are none");
   cr_assert_eq(api->cuMemFree(pointer), 0);
   leave_library();
 }
