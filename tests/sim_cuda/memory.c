@@ -17,6 +17,8 @@ enum {
   TOMBSTONES = 1024,
 };
 
+/* AddressSanitizer ends the process where more than this is asked for. */
+static const uint64_t host_size = (uint64_t)256 << 30;
 static const uint64_t space_size = (uint64_t)256 << 30;
 
 typedef struct tombstone {
@@ -91,7 +93,7 @@ sim_memory *sim_memory_new(int device, uint64_t size, bool counted) {
     /* The host's: from malloc, so that AddressSanitizer watches its ends. */
     m->host_access = true;
     void *bytes = NULL;
-    m->bytes = posix_memalign(&bytes, SIM_PAGE, size) == 0 ? bytes : NULL;
+    m->bytes = size <= host_size && posix_memalign(&bytes, SIM_PAGE, size) == 0 ? bytes : NULL;
   }
   if (m->bytes == NULL)
     return drop_unmapped(m);
