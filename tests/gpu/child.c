@@ -1,5 +1,5 @@
-/* One scenario in a process of its own: gpu_child NAME. Ends with status 0 if all holds, 77 if this
- * machine can't have it. See processes.c. */
+/* One scenario in a process of its own: gpu_child NAME; --list names them. Ends with status 0 if
+ * all holds, 77 if this machine can't have it. See processes.c. */
 #include <pthread.h>
 #include <quay/quay.h>
 #include <stdio.h>
@@ -585,10 +585,15 @@ static const struct {
 };
 
 int main(int argc, char **argv) {
+  const bool list = argc == 2 && strcmp(argv[1], "--list") == 0;
   for (size_t i = 0; argc == 2 && i < sizeof scenarios / sizeof scenarios[0]; i++) {
-    if (strcmp(argv[1], scenarios[i].name) == 0)
+    if (list)
+      puts(scenarios[i].name);
+    else if (strcmp(argv[1], scenarios[i].name) == 0)
       return scenarios[i].run() ? 0 : 1;
   }
-  fprintf(stderr, "usage: gpu_child SCENARIO\n");
+  if (list)
+    return 0;
+  fprintf(stderr, "usage: gpu_child SCENARIO | --list\n");
   return 2;
 }
