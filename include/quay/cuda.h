@@ -2,7 +2,14 @@
  * by the driver's own handles. All handles are plain integers, and nothing of CUDA is needed to
  * compile: a CUdeviceptr is passed as it is, a CUstream as (uint64_t)(uintptr_t)stream.
  *
- * Where the backend is not built in, every function here that can fail answers UNAVAILABLE. */
+ * Where the backend is not built in, every function here that can fail answers UNAVAILABLE. So do,
+ * with CUDA memory of every kind, all calls in the child of a fork of a process that had started
+ * the driver, and at exit once the driver ends: host access to pinned and managed memory and to
+ * twins among them, since nothing may be mapped there any more. Pointers that were taken before
+ * must not be used then. Releases are logged, and free nothing.
+ *
+ * Once another library has reset the device (cudaDeviceReset()), calls answer STALE until
+ * quay_device_reset(), which begins a new generation. */
 #ifndef QUAY_CUDA_H
 #define QUAY_CUDA_H
 
@@ -117,7 +124,8 @@ QUAY_API QUAY_NODISCARD quay_status quay_cuda_import(quay_allocator *allocator,
  * carves small allocations out of larger blocks, the importer may reach neighbours of the memory.
  * Prefer exportable memory. Waits as quay_cuda_export() does.
  * Errors: INVALID_ARGUMENT (NULL); NOT_ALLOCATED; UNSUPPORTED (no plain device memory: pinned,
- * managed, stream-ordered, exportable or imported; or a system without such handles); STALE;
+ * managed, stream-ordered, exportable or imported, or adopted and of 0 bytes; or a system without
+ * such handles); STALE;
  * DEVICE_LOST.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_cuda_ipc_export(quay_buffer *buffer,
@@ -125,7 +133,8 @@ QUAY_API QUAY_NODISCARD quay_status quay_cuda_ipc_export(quay_buffer *buffer,
 
 /* Opens such a handle in another process; else as quay_cuda_import().
  * Errors: INVALID_ARGUMENT (NULL; a device with another UUID; a handle that is none, or of this
- * very process); OUT_OF_RANGE; UNSUPPORTED (the allocator has no CUDA device memory);
+ * very process); OUT_OF_RANGE (the window reaches out of the memory, or that is said to be larger
+ * than what the handle is of); UNSUPPORTED (the allocator has no CUDA device memory);
  * OUT_OF_HOST_MEMORY; DEVICE_LOST; others that the driver gives.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_cuda_ipc_import(quay_allocator *allocator,
