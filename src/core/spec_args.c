@@ -89,7 +89,8 @@ quay_status quay_spec_bytes(const quay_spec_args *args, const char *key, uint64_
   if (value == NULL)
     return QUAY_OK;
   if (!quay__parse_bytes(value, &bytes)) {
-    return fail_value(args, key, value, "a size in bytes, such as 4096, 64KiB or 8GiB");
+    return fail_value(args, key, value,
+                      "a size in bytes, such as 4096, 64KiB or 8GiB, and below 2^64");
   }
   *out = bytes;
   return QUAY_OK;
@@ -101,7 +102,7 @@ quay_status quay_spec_unsigned(const quay_spec_args *args, const char *key, uint
   if (value == NULL)
     return QUAY_OK;
   if (!quay__parse_unsigned(value, &number)) {
-    return fail_value(args, key, value, "a whole number of 0 or more");
+    return fail_value(args, key, value, "a whole number from 0 to 2^64-1");
   }
   *out = number;
   return QUAY_OK;

@@ -239,7 +239,8 @@ Test(spec, check_quotes_what_it_refuses_and_lists_the_forms) {
 }
 
 Test(spec, values_are_parsed_whole_or_refused_and_absent_ones_keep_the_default) {
-  quay__spec *spec = parse("disk:/tmp,align=64KiB,count=12,hugepages=on,bad=12x,worse=yes");
+  quay__spec *spec = parse("disk:/tmp,align=64KiB,count=12,hugepages=on,bad=12x,worse=yes,"
+                           "many=18446744073709551616,large=16777216TiB");
   const quay_spec_args *args = &spec->parts[0];
   uint64_t bytes = 7;
   uint64_t count = 7;
@@ -259,6 +260,11 @@ Test(spec, values_are_parsed_whole_or_refused_and_absent_ones_keep_the_default) 
   cr_expect_eq(bytes, 65536, "a bad value leaves the output alone");
   cr_expect_eq(quay_spec_unsigned(args, "bad", &count), QUAY_STATUS_INVALID_ARGUMENT);
   cr_expect_eq(quay_spec_unsigned(args, "align", &count), QUAY_STATUS_INVALID_ARGUMENT);
+  cr_expect_eq(quay_spec_unsigned(args, "many", &count), QUAY_STATUS_INVALID_ARGUMENT);
+  cr_expect_not_null(strstr(quay_last_error()->message, "to 2^64-1"), "says the most there can be");
+  cr_expect_eq(quay_spec_bytes(args, "large", &bytes), QUAY_STATUS_INVALID_ARGUMENT);
+  cr_expect_not_null(strstr(quay_last_error()->message, "below 2^64"),
+                     "says the most there can be");
   cr_expect_eq(quay_spec_switch(args, "worse", &on), QUAY_STATUS_INVALID_ARGUMENT);
   cr_expect_not_null(strstr(quay_last_error()->message, "on or off"));
   quay__spec_free(spec);
