@@ -39,9 +39,10 @@ static bool is_mapped(quay__cuda_device *device, uint64_t pointer) {
   if (api->cuMemRetainAllocationHandle(&memory, (void *)(uintptr_t)pointer) != QUAY__CU_SUCCESS)
     return false;
   const quay__cu_result released = api->cuMemRelease(memory);
-  if (released != QUAY__CU_SUCCESS)
+  if (released != QUAY__CU_SUCCESS) {
     quay__cuda_report(device, released, "a handle of memory of %s can't be given back",
                       device->name);
+  }
   return true;
 }
 

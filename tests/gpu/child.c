@@ -587,10 +587,10 @@ static const struct {
 int main(int argc, char **argv) {
   const bool list = argc == 2 && strcmp(argv[1], "--list") == 0;
   for (size_t i = 0; argc == 2 && i < sizeof scenarios / sizeof scenarios[0]; i++) {
+    if (strcmp(argv[1], scenarios[i].name) == 0)
+      return scenarios[i].run() ? 0 : 1;
     if (list)
       puts(scenarios[i].name);
-    else if (strcmp(argv[1], scenarios[i].name) == 0)
-      return scenarios[i].run() ? 0 : 1;
   }
   if (list)
     return 0;
