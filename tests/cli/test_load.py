@@ -1,5 +1,6 @@
 """quay load, seen from outside."""
 
+import filecmp
 import hashlib
 import json
 import os
@@ -33,20 +34,57 @@ DTYPES = {
 
 @unittest.skipIf(SANITIZED or not SIMCUDA, "a sanitizer takes memory of its own")
 class Memory(ProgramTest):
-    def test_a_file_is_loaded_to_a_device_in_bounded_memory(self):
-        size = (4 << 30) if os.environ.get("QUAY_TEST_FULL") else (200 << 20)
+    """Peaks above those of a program that only opens the device. Memory of the simulated device is
+    not resident in the process, as that of a real one is not."""
+
+    def peak(self, *arguments):
+        environment = {
+            **os.environ,
+            "QUAY_CUDA_LIBRARY": SIMCUDA,
+            "QUAY_COPY_THREADS": "8",
+            "SIMCUDA_RESIDENT": "0",
+        }
+        with open(self.path("out"), "wb") as out:
+            subprocess.run(
+                [os.environ["QUAY_PEAK_MEMORY"], self.path("peak"), PROGRAM, *arguments],
+                stdout=out,
+                check=True,
+                env=environment,
+            )
+        return int(self.read("peak"))
+
+    def model(self, size):
+        """A file of one tensor: random pieces, and holes between them. Its digest, too."""
         header = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}})
-        source = self.write("model", struct.pack("<Q", len(header)) + header.encode())
-        os.truncate(source, 8 + len(header) + size)
-        subprocess.run(
-            [os.environ["QUAY_PEAK_MEMORY"], self.path("peak"), PROGRAM, "load", source,
-             "--to", "cuda:0"],
-            stdout=subprocess.DEVNULL,
-            check=True,
-            env={**os.environ, "QUAY_CUDA_LIBRARY": SIMCUDA},
-        )
-        # The simulated device's memory is this process's, too.
-        self.assertLess(int(self.read("peak")), (size >> 10) + 100 * 1024, "KiB")
+        path = self.write("model", struct.pack("<Q", len(header)) + header.encode())
+        digest, hole, part = hashlib.sha256(), bytes(24 << 20), 8 << 20
+        with open(path, "r+b") as file:
+            file.seek(0, os.SEEK_END)
+            left = size
+            while left > 0:
+                piece = os.urandom(min(part, left))
+                skipped = min(len(hole), left - len(piece))
+                file.write(piece)
+                file.seek(skipped, os.SEEK_CUR)
+                digest.update(piece)
+                digest.update(memoryview(hole)[:skipped])
+                left -= len(piece) + skipped
+            file.truncate()
+        return path, digest.hexdigest()
+
+    def check(self, size):
+        path, digest = self.model(size)
+        opened = self.peak("load", MIXED, "--to", "cuda:0")
+        loaded = self.peak("load", path, "--to", "cuda:0", "--json", "--sha256")
+        result = json.loads(self.read("out"))
+        self.assertEqual(result["tensors"][0]["sha256"], digest)
+        self.assertLess(loaded - opened, 100 << 10, "KiB")
+        copied = self.peak("copy", path, self.path("dst"), "--via", "cuda:0")
+        self.assertLess(copied - opened, 100 << 10, "KiB")
+        self.assertTrue(filecmp.cmp(path, self.path("dst"), shallow=False))
+
+    def test_a_file_is_loaded_and_copied_through_a_device_in_bounded_memory(self):
+        self.check((4 << 30) if os.environ.get("QUAY_TEST_FULL") else (200 << 20) + 12345)
 
 
 class Json(ProgramTest):

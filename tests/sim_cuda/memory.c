@@ -78,14 +78,37 @@ static sim_memory *drop_unmapped(sim_memory *m) {
   return NULL;
 }
 
+/* An empty memfd of so many bytes. -1: the system refuses. */
+static int new_file(uint64_t size) {
+  const int file = memfd_create("simcuda", MFD_CLOEXEC);
+  if (file >= 0 && ftruncate(file, (off_t)size) == 0)
+    return file;
+  if (file >= 0)
+    close(file);
+  return -1;
+}
+
+void sim_memory_touched(const sim_memory *m, uint64_t offset, uint64_t size) {
+  if (!sim.settings.elsewhere || !m->mapped || m->file < 0)
+    return;
+  /* The pages stay in the memfd. */
+  const uint64_t begin = offset / SIM_PAGE * SIM_PAGE;
+  (void)madvise(m->bytes + begin, offset + size - begin, MADV_DONTNEED);
+}
+
 sim_memory *sim_memory_new(int device, uint64_t size, bool counted) {
   sim_memory *const m = new_memory(device, size, counted);
   if (m == NULL)
     return NULL;
   if (counted && size >= SMALL) {
     m->mapped = true;
-    m->bytes = map(NULL, round_up(size, SIM_PAGE), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+    const uint64_t whole = round_up(size, SIM_PAGE);
+    if (sim.settings.elsewhere)
+      m->file = new_file(whole);
+    const int flags = m->file >= 0 ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    m->bytes = map(NULL, whole, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, m->file);
+    if (m->bytes == NULL && m->file >= 0)
+      close(m->file);
   } else if (counted) {
     /* A process has about 65,000 mappings: too few for one of each small block. */
     m->bytes = malloc(size);

@@ -93,6 +93,7 @@ void sim_configure(void) {
       .eager = (unsigned)number("SIMCUDA_EAGER", 0),
       .delay = (unsigned)number("SIMCUDA_DELAY", 100),
       .strict = number("SIMCUDA_STRICT", 0) != 0,
+      .elsewhere = number("SIMCUDA_RESIDENT", 1) == 0,
   };
   if (s.devices > SIM_MAX_DEVICES)
     s.devices = SIM_MAX_DEVICES;

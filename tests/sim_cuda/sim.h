@@ -118,6 +118,9 @@ struct sim_memory {
   sim_shadow shadow;
 };
 
+/* After these bytes were touched: what lies elsewhere leaves this process's resident memory. */
+void sim_memory_touched(const sim_memory *memory, uint64_t offset, uint64_t size);
+
 typedef enum sim_kind {
   SIM_DEVICE,
   SIM_POOL,
@@ -390,6 +393,7 @@ typedef struct sim_settings {
   uint64_t seed;
   unsigned eager, delay;
   bool strict;
+  bool elsewhere; /* memory of devices does not stay resident in this process */
 } sim_settings;
 
 typedef struct sim_state {

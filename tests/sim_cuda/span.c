@@ -144,6 +144,12 @@ static unsigned char *bytes_at(const cursor *c) {
   return sim_segment_bytes(&c->span->segments[c->index]) + c->offset;
 }
 
+static void touched(const cursor *c, uint64_t size) {
+  const sim_segment *const segment = &c->span->segments[c->index];
+  if (segment->memory != NULL)
+    sim_memory_touched(segment->memory, segment->offset + c->offset, size);
+}
+
 static uint64_t left_at(const cursor *c) {
   return c->span->segments[c->index].size - c->offset;
 }
@@ -166,6 +172,8 @@ void sim_span_copy(const sim_span *to, const sim_span *from) {
     const uint64_t b = left_at(&source);
     const uint64_t piece = a < b ? a : b;
     memmove(bytes_at(&target), bytes_at(&source), piece);
+    touched(&target, piece);
+    touched(&source, piece);
     advance(&target, piece);
     advance(&source, piece);
     left -= piece;
