@@ -3,7 +3,7 @@
  * Benchmark: one line a copy. The engine can be set up by hand, or by staging_sweep.c in every way
  * that makes sense.
  *
- *   bench_staging [--device SPEC] [--size MIB] [--runs N] [--file PATH]
+ *   bench_staging [--device SPEC] [--size MIB] [--runs N] [--file PATH] [--beside SPEC]
  *                 [--threads N] [--slots N] [--slot-size MIB] [--shared] [--streams N]
  *                 [--stores ordinary|streaming] [--pin register|alloc] [--pin-threads]
  *                 [--sweep [--seconds N]] */
@@ -11,6 +11,7 @@
 
 #include <fcntl.h>
 #include <getopt.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,6 +32,11 @@ static double seconds_of(uint64_t nanoseconds) {
 
 static int by_time(const void *a, const void *b) {
   const double left = ((const sample *)a)->seconds, right = ((const sample *)b)->seconds;
+  return (left > right) - (left < right);
+}
+
+static int by_seconds(const void *a, const void *b) {
+  const double left = *(const double *)a, right = *(const double *)b;
   return (left > right) - (left < right);
 }
 
@@ -206,6 +212,63 @@ static void close_all(bench *all) {
   free(all->bytes);
 }
 
+/* Copies to two devices at once: a thread each, as often as there are runs. */
+typedef struct beside {
+  const bench *all;
+  quay_buffer *to, *from;
+  pthread_barrier_t *start;
+} beside;
+
+static void *copy_beside(void *argument) {
+  const beside *own = argument;
+  for (int i = 0; i < own->all->set.runs; i++) {
+    (void)pthread_barrier_wait(own->start);
+    (void)copy_once(own->to, own->from);
+    (void)pthread_barrier_wait(own->start);
+  }
+  return NULL;
+}
+
+/* The medians of both together, beside both pinned limits. */
+static void measure_beside(const bench *all) {
+  quay_allocator *other = NULL, *cpu = NULL;
+  pthread_barrier_t start;
+  pthread_t threads[2];
+  double seconds[RUNS_MAX];
+  bench_check(quay_allocator_open(all->set.beside, &other), all->set.beside);
+  bench_check(quay_allocator_open("cpu", &cpu), "cpu");
+  quay_buffer *there = bench_buffer(other, all->set.size), *here = bench_buffer(cpu, all->set.size);
+  bench_check(quay_buffer_copy_in(here, all->bytes, all->set.size), "filling");
+  const double in = driver_rate(all, there, all->pinned);
+  (void)copy_once(there, here);
+  if (pthread_barrier_init(&start, NULL, 3) != 0)
+    exit(1);
+  beside each[] = {{all, all->there, all->here, &start}, {all, there, here, &start}};
+  for (int i = 0; i < 2; i++) {
+    if (pthread_create(&threads[i], NULL, copy_beside, &each[i]) != 0)
+      exit(1);
+  }
+  for (int i = 0; i < all->set.runs; i++) {
+    (void)pthread_barrier_wait(&start);
+    const uint64_t began = quay__os_nanoseconds();
+    (void)pthread_barrier_wait(&start);
+    seconds[i] = seconds_of(quay__os_nanoseconds() - began);
+  }
+  for (int i = 0; i < 2; i++)
+    (void)pthread_join(threads[i], NULL);
+  qsort(seconds, (size_t)all->set.runs, sizeof seconds[0], by_seconds);
+  const double gbps = 2e-9 * (double)all->set.size / seconds[all->set.runs / 2];
+  printf("memory to %s and %s at once: %.2f GB/s, %.3f of %.2f and %.2f\n", all->set.device,
+         all->set.beside, gbps, gbps / (all->in + in), all->in, in);
+  bench_check_bytes(all, there, all->set.size, "to two devices");
+  bench_check_bytes(all, all->there, all->set.size, "to two devices");
+  pthread_barrier_destroy(&start);
+  quay_buffer_release(there);
+  quay_buffer_release(here);
+  quay_allocator_release(other);
+  quay_allocator_release(cpu);
+}
+
 static void parse_variant(int option, variant *out) {
   const uint32_t number = optarg != NULL ? (uint32_t)strtoul(optarg, NULL, 10) : 0;
   if (option == 't')
@@ -233,24 +296,20 @@ static settings parse(int argc, char **argv) {
     set.runs = 1;
     set.seconds = 2;
   }
-  static const struct option options[] = {{"device", required_argument, NULL, 'd'},
-                                          {"size", required_argument, NULL, 's'},
-                                          {"runs", required_argument, NULL, 'r'},
-                                          {"file", required_argument, NULL, 'f'},
-                                          {"sweep", no_argument, NULL, 'w'},
-                                          {"seconds", required_argument, NULL, 'x'},
-                                          {"threads", required_argument, NULL, 't'},
-                                          {"slots", required_argument, NULL, 'n'},
-                                          {"slot-size", required_argument, NULL, 'c'},
-                                          {"streams", required_argument, NULL, 'm'},
-                                          {"shared", no_argument, NULL, 'o'},
-                                          {"pin-threads", no_argument, NULL, 'b'},
-                                          {"stores", required_argument, NULL, 'g'},
-                                          {"pin", required_argument, NULL, 'p'},
-                                          {0}};
+  static const struct option options[] = {
+      {"device", required_argument, NULL, 'd'},  {"size", required_argument, NULL, 's'},
+      {"beside", required_argument, NULL, 'e'},  {"runs", required_argument, NULL, 'r'},
+      {"file", required_argument, NULL, 'f'},    {"sweep", no_argument, NULL, 'w'},
+      {"seconds", required_argument, NULL, 'x'}, {"threads", required_argument, NULL, 't'},
+      {"slots", required_argument, NULL, 'n'},   {"slot-size", required_argument, NULL, 'c'},
+      {"streams", required_argument, NULL, 'm'}, {"shared", no_argument, NULL, 'o'},
+      {"pin-threads", no_argument, NULL, 'b'},   {"stores", required_argument, NULL, 'g'},
+      {"pin", required_argument, NULL, 'p'},     {0}};
   for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
     if (option == 'd')
       set.device = optarg;
+    if (option == 'e')
+      set.beside = optarg;
     if (option == 's')
       set.size = strtoull(optarg, NULL, 10) * MIB;
     if (option == 'r')
@@ -290,6 +349,8 @@ int main(int argc, char **argv) {
   bench_use(&all, &all.set.variant);
   measure_cold(&all);
   measure_all(&all, "");
+  if (all.set.beside != NULL)
+    measure_beside(&all);
   if (all.set.sweep)
     bench_sweep(&all);
   /* Memory of the driver's making has to go before its allocator. */

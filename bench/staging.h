@@ -29,7 +29,8 @@ typedef struct variant {
 
 typedef struct settings {
   const char *device;
-  const char *path; /* NULL: a temporary file */
+  const char *beside; /* another device to copy to at the same time; NULL: none */
+  const char *path;   /* NULL: a temporary file */
   uint64_t size;
   int runs;
   bool sweep;
