@@ -180,8 +180,8 @@ static quay_status copy_on_stream(const quay__stream_side *destination,
 }
 
 /* Waits on the host for what conflicts, and moves. */
-static quay_status move_now(const quay__stream_side *to, const quay__stream_side *from,
-                            uint64_t size, const quay_copy_options *options) {
+static quay_status move(const quay__stream_side *to, const quay__stream_side *from, uint64_t size,
+                        const quay_copy_options *options) {
   QUAY_TRY(quay__hazards_wait(from->storage, from->side.offset, size, QUAY_READ));
   QUAY_TRY(quay__hazards_wait(to->storage, to->side.offset, size, QUAY_WRITE));
   bool moved = false;
@@ -192,6 +192,21 @@ static quay_status move_now(const quay__stream_side *to, const quay__stream_side
     return QUAY_OK;
   quay_allocator *const written = to->side.allocator;
   return written->vtable.flush(written, to->side.raw, to->side.offset, size);
+}
+
+static quay_status move_now(const quay__stream_side *to, const quay__stream_side *from,
+                            uint64_t size, const quay_copy_options *options) {
+  if (options == NULL || options->progress == NULL)
+    return move(to, from, size, options);
+  /* A callback may give the buffers back. */
+  (void)quay__storage_retain(to->storage);
+  (void)quay__storage_retain(from->storage);
+  const quay_status status = move(to, from, size, options);
+  quay__error_shield();
+  quay__storage_release(to->storage);
+  quay__storage_release(from->storage);
+  quay__error_unshield();
+  return status;
 }
 
 /* Copies between two windows whose arguments have been checked. */

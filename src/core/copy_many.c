@@ -219,6 +219,23 @@ static quay_status move_on_stream(many *all, const quay_copy_pair *pairs, size_t
   return QUAY_OK;
 }
 
+/* A progress callback may give back what the caller has of the buffers. */
+static void retain_all(const quay_copy_pair *pairs, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    (void)quay_buffer_retain(pairs[i].destination);
+    (void)quay_buffer_retain((quay_buffer *)(uintptr_t)pairs[i].source);
+  }
+}
+
+static void release_all(const quay_copy_pair *pairs, size_t count) {
+  quay__error_shield();
+  for (size_t i = 0; i < count; i++) {
+    quay_buffer_release(pairs[i].destination);
+    quay_buffer_release((quay_buffer *)(uintptr_t)pairs[i].source);
+  }
+  quay__error_unshield();
+}
+
 quay_status quay_copy_many(const quay_copy_pair *pairs, size_t count,
                            const quay_copy_options *options) {
   QUAY__MARK_CALLER();
@@ -233,8 +250,13 @@ quay_status quay_copy_many(const quay_copy_pair *pairs, size_t count,
   if (all.pairs == NULL)
     return quay__fail_out_of_memory((uint64_t)count * sizeof all.pairs[0], "many copies");
   join_all(pairs, count, &all);
+  const bool keeps = all.options->progress != NULL;
+  if (keeps)
+    retain_all(pairs, count);
   const quay_status status =
       all.options->stream != NULL ? move_on_stream(&all, pairs, count) : finish_now(&all);
+  if (keeps)
+    release_all(pairs, count);
   quay__os_free(all.pairs);
   return status;
 }

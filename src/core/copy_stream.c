@@ -286,6 +286,8 @@ quay_status quay__stream_hold_sides(const quay__stream_side *destination,
     }
     held.opened += n;
   }
+  for (size_t i = 0; i < held.count; i++)
+    (void)quay__storage_retain(held.storages[i]);
   out_hold->stream = stream;
   out_hold->id = held.id;
   out_hold->count = held.count;
@@ -298,6 +300,8 @@ void quay__stream_let_go(const quay__stream_hold *hold) {
   quay__error_shield();
   for (size_t i = 0; i < hold->count; i++)
     quay__hazards_close(hold->storages[i], hold->id, NULL);
+  for (size_t i = 0; i < hold->count; i++)
+    quay__storage_release(hold->storages[i]);
   quay__error_unshield();
 }
 

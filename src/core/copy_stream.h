@@ -42,7 +42,8 @@ typedef struct quay__stream_hold {
   quay__storage *storages[2];
 } quay__stream_hold;
 
-/* Opens both sides, so that conflicting calls on other streams wait until quay__stream_let_go().
+/* Opens both sides, so that conflicting calls on other streams wait until quay__stream_let_go(),
+ * and keeps their storages as long.
  * The host has to wait for recorded work after this. BUSY and READ_ONLY as quay__hazards_open();
  * nothing is open then. */
 quay_status quay__stream_hold_sides(const quay__stream_side *destination,

@@ -283,6 +283,17 @@ static quay_status put_buffer(writer *w, const quay_buffer *buffer) {
   return QUAY_OK;
 }
 
+/* A progress callback may give back what the caller has of the buffers. */
+static void retain_all(const writer *w) {
+  for (size_t i = 0; i < w->count; ++i)
+    (void)quay_buffer_retain((quay_buffer *)(uintptr_t)w->tensors[i].buffer);
+}
+
+static void release_all(const writer *w) {
+  for (size_t i = 0; i < w->count; ++i)
+    quay_buffer_release((quay_buffer *)(uintptr_t)w->tensors[i].buffer);
+}
+
 static quay_status write_file(writer *w, const quay_save_options *options) {
   QUAY_TRY(quay__atomic_file_begin(w->path, options->permissions, &w->file));
   QUAY_TRY(put(w, w->header, w->header_size));
@@ -311,8 +322,11 @@ quay_status quay_safetensors_save(const char *path, const quay_safetensors_entry
   quay_status status = place_tensors(&w, entries, entry_count);
   if (status == QUAY_OK)
     status = make_header(&w, metadata, metadata_count);
-  if (status == QUAY_OK)
+  if (status == QUAY_OK) {
+    retain_all(&w);
     status = write_file(&w, options);
+    release_all(&w);
+  }
   quay__atomic_file_abort(&w.file);
   quay__os_free(w.chunk);
   quay__os_free(w.header);

@@ -163,16 +163,8 @@ static quay_status write_window(const quay_buffer *buffer, const quay__atomic_fi
   return status;
 }
 
-quay_status quay_buffer_save(const quay_buffer *buffer, const char *path,
-                             const quay_save_options *options) {
-  QUAY__MARK_CALLER();
-  if (buffer == NULL || path == NULL) {
-    return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, QUAY__MMAP_NAME, 0, NULL,
-                          "quay_buffer_save: %s is NULL", buffer == NULL ? "buffer" : "path");
-  }
-  static const quay_save_options defaults;
-  if (options == NULL)
-    options = &defaults;
+static quay_status save(const quay_buffer *buffer, const char *path,
+                        const quay_save_options *options) {
   QUAY_TRY(quay__storage_check_readable(buffer->storage));
   QUAY_TRY(quay__hazards_wait(buffer->storage, buffer->offset, buffer->size, QUAY_READ));
   quay__atomic_file fresh;
@@ -185,4 +177,21 @@ quay_status quay_buffer_save(const quay_buffer *buffer, const char *path,
     return status;
   }
   return quay__atomic_file_commit(&fresh, !options->no_sync);
+}
+
+quay_status quay_buffer_save(const quay_buffer *buffer, const char *path,
+                             const quay_save_options *options) {
+  QUAY__MARK_CALLER();
+  if (buffer == NULL || path == NULL) {
+    return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, QUAY__MMAP_NAME, 0, NULL,
+                          "quay_buffer_save: %s is NULL", buffer == NULL ? "buffer" : "path");
+  }
+  static const quay_save_options defaults;
+  if (options == NULL)
+    options = &defaults;
+  /* A progress callback may give the caller's reference back. */
+  quay_buffer *const kept = quay_buffer_retain((quay_buffer *)(uintptr_t)buffer);
+  const quay_status status = save(buffer, path, options);
+  quay_buffer_release(kept);
+  return status;
 }

@@ -346,6 +346,46 @@ Test(copy, progress_goes_up_to_the_total_on_every_route) {
   }
 }
 
+typedef struct giver {
+  quay_buffer *buffers[2];
+  quay_allocator *allocators[2];
+  bool lost;
+} giver;
+
+static uint64_t live(quay_allocator *allocator) {
+  quay_stats stats;
+  MUST(quay_allocator_stats(allocator, &stats));
+  return stats.live_bytes;
+}
+
+static bool give_back(void *user, uint64_t done, uint64_t total) {
+  giver *g = user;
+  for (int i = 0; i < 2; i++) {
+    quay_buffer_release(g->buffers[i]);
+    g->buffers[i] = NULL;
+    g->lost = g->lost || live(g->allocators[i]) != total;
+  }
+  return !g->lost && done <= total;
+}
+
+Test(copy, buffers_that_a_callback_releases_are_kept_until_the_copy_is_done) {
+  const uint64_t size = (40u << 20) + 777;
+  for (int route = 0; route < ROUTES; route++) {
+    giver g = {.allocators = {route_allocator(route, true), route_allocator(route, false)}};
+    g.buffers[0] = pattern_buffer(g.allocators[0], size, 2);
+    g.buffers[1] = pattern_buffer(g.allocators[1], size, 1);
+    const quay_copy_options options = {
+        .max_staging_bytes = 1 << 20, .progress = give_back, .progress_user = &g};
+    quay_status status = quay_buffer_copy_region(g.buffers[0], 0, g.buffers[1], 0, size, &options);
+    cr_assert_not(g.lost, "route %d", route);
+    cr_assert_eq(status, QUAY_OK, "route %d: %s", route, quay_last_error()->message);
+    for (int i = 0; i < 2; i++) {
+      cr_assert_eq(live(g.allocators[i]), 0);
+      quay_allocator_release(g.allocators[i]);
+    }
+  }
+}
+
 Test(copy, a_callback_can_stop_every_route) {
   const uint64_t size = (40u << 20) + 777;
   for (int route = 0; route < ROUTES; route++) {

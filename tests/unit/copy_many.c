@@ -244,6 +244,73 @@ Test(copy_many, on_a_stream_progress_can_stop_the_list_between_pairs) {
   close_model(&m);
 }
 
+/* The host's streams take copies one after the other. */
+Test(copy_many, progress_is_told_of_all_pairs_together_on_a_stream_as_well) {
+  quay_device *host = quay_device_host();
+  quay_stream *stream = NULL;
+  MUST(quay_stream_create(host, NULL, &stream));
+  model m = open_model("cpu");
+  told seen = {.last = 0};
+  MUST(quay_copy_many(
+      m.pairs, TENSORS,
+      &(quay_copy_options){.stream = stream, .progress = note, .progress_user = &seen}));
+  cr_assert_eq(seen.last, (uint64_t)FILE_SIZE);
+  cr_assert_eq(seen.total, (uint64_t)FILE_SIZE);
+  close_model(&m);
+  quay_stream_release(stream);
+  quay_device_release(host);
+}
+
+typedef struct giver {
+  quay_buffer *buffers[4];
+  quay_allocator *allocator;
+  uint64_t live;
+  bool lost;
+} giver;
+
+static uint64_t live(quay_allocator *allocator) {
+  quay_stats stats;
+  MUST(quay_allocator_stats(allocator, &stats));
+  return stats.live_bytes;
+}
+
+static bool give_back(void *user, uint64_t done, uint64_t total) {
+  giver *g = user;
+  for (int i = 0; i < 4; i++) {
+    quay_buffer_release(g->buffers[i]);
+    g->buffers[i] = NULL;
+  }
+  g->lost = g->lost || live(g->allocator) != g->live;
+  return !g->lost && done <= total;
+}
+
+static void check_kept(quay_allocator *allocator, quay_stream *stream) {
+  enum {
+    SIZE = 100000
+  };
+  giver g = {.allocator = allocator, .live = 4 * (uint64_t)SIZE};
+  for (int i = 0; i < 4; i++)
+    g.buffers[i] = pattern_buffer(g.allocator, SIZE, (unsigned)i);
+  const quay_copy_pair pairs[] = {{g.buffers[0], 0, g.buffers[1], 0, SIZE},
+                                  {g.buffers[2], 0, g.buffers[3], 0, SIZE}};
+  const quay_copy_options options = {.stream = stream, .progress = give_back, .progress_user = &g};
+  const quay_status status = quay_copy_many(pairs, 2, &options);
+  cr_assert_not(g.lost);
+  cr_assert_eq(status, QUAY_OK, "%s", quay_last_error()->message);
+  cr_assert_eq(live(allocator), 0);
+}
+
+Test(copy_many, buffers_that_a_callback_releases_are_kept_until_all_is_done) {
+  quay_allocator *allocator = NULL;
+  quay_stream *stream = NULL;
+  MUST(quay_allocator_open("track+cpu", &allocator));
+  MUST(quay_stream_create(quay_allocator_device(allocator), NULL, &stream));
+  check_kept(allocator, NULL);
+  check_kept(allocator, stream);
+  quay_stream_release(stream);
+  quay_allocator_release(allocator);
+}
+
 /* On the stream of a backend whose streams run late. */
 static void check_on_stream(quay_allocator *allocator, quay_allocator *pinned) {
   quay_stream *stream = NULL;

@@ -944,6 +944,37 @@ static bool note_progress(void *user, uint64_t done, uint64_t total) {
   return true;
 }
 
+typedef struct giver {
+  quay_buffer *buffer;
+  quay_allocator *allocator;
+  uint64_t live;
+} giver;
+
+static bool give_back(void *user, uint64_t done, uint64_t total) {
+  giver *g = user;
+  (void)done;
+  (void)total;
+  quay_buffer_release(g->buffer);
+  g->buffer = NULL;
+  quay_stats stats;
+  return quay_allocator_stats(g->allocator, &stats) == QUAY_OK && stats.live_bytes == g->live;
+}
+
+Test(safetensors, a_buffer_that_a_callback_releases_is_kept_until_it_is_written) {
+  static const int64_t shape[] = {(9 << 20) + 1};
+  giver g = {.live = (9 << 20) + 1};
+  cr_assert_eq(quay_allocator_open("cpu", &g.allocator), QUAY_OK);
+  g.buffer = make_buffer(g.allocator, QUAY_U8, 1, shape, 1);
+  const quay_safetensors_entry entry = {"a", g.buffer};
+  const quay_save_options options = {.progress = give_back, .progress_user = &g};
+  cr_assert_eq(quay_safetensors_save(path, &entry, 1, NULL, 0, &options), QUAY_OK, "%s",
+               quay_last_error()->message);
+  quay_stats stats;
+  cr_assert_eq(quay_allocator_stats(g.allocator, &stats), QUAY_OK);
+  cr_expect_eq(stats.live_bytes, 0);
+  quay_allocator_release(g.allocator);
+}
+
 Test(safetensors, progress_ends_with_the_size_of_the_file) {
   static const int64_t shape[] = {(9 << 20) + 1};
   quay_buffer *buffer = make_buffer(NULL, QUAY_U8, 1, shape, 1);

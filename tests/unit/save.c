@@ -224,6 +224,33 @@ Test(save, reports_progress_up_to_the_whole) {
   check_progress(test_map(test_file("a", 33 * MIB, 3), QUAY_MAP_READ_ONLY), 33 * MIB);
 }
 
+typedef struct giver {
+  quay_buffer *buffer;
+  quay_allocator *allocator;
+} giver;
+
+static bool give_back(void *user, uint64_t done, uint64_t total) {
+  giver *g = user;
+  (void)done;
+  quay_buffer_release(g->buffer);
+  g->buffer = NULL;
+  quay_stats stats;
+  return quay_allocator_stats(g->allocator, &stats) == QUAY_OK && stats.live_bytes == total;
+}
+
+Test(save, a_buffer_that_a_callback_releases_is_kept_until_it_is_saved) {
+  giver g = {.buffer = NULL};
+  TEST_OK(quay_allocator_open("cpu", &g.allocator));
+  g.buffer = test_buffer(g.allocator, 33 * MIB, 3);
+  const quay_save_options options = {.progress = give_back, .progress_user = &g};
+  TEST_OK(quay_buffer_save(g.buffer, test_path("out"), &options));
+  cr_assert(test_file_is(test_path("out"), 33 * MIB, 3));
+  quay_stats stats;
+  TEST_OK(quay_allocator_stats(g.allocator, &stats));
+  cr_assert_eq(stats.live_bytes, 0);
+  quay_allocator_release(g.allocator);
+}
+
 Test(save, cancelled_leaves_the_old_file_and_no_temporary_one) {
   progress seen = {.stop_at = 2 * MIB};
   const quay_save_options options = {.progress = note_progress, .progress_user = &seen};
