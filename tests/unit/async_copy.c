@@ -1,5 +1,8 @@
 /* Copies and fills on streams, over a backend whose streams run late: which return early, what
  * waits for what, and how long both ends live. */
+#include <pthread.h>
+#include <unistd.h>
+
 #include "late_core.h"
 #include "support/files.h"
 #include "support/manual_device.h"
@@ -592,5 +595,47 @@ Test(async_copy_threads, a_chain_over_two_devices_arrives) {
   MUST(quay_stream_synchronize(other));
   quay_stream_release(zero);
   quay_stream_release(other);
+  late_end();
+}
+
+typedef struct blocked {
+  quay_stream *stream;
+  quay_buffer *to, *from;
+  quay_status status;
+} blocked;
+
+static void *copy_in_a_thread(void *user) {
+  blocked *job = user;
+  job->status = late_try_copy(job->stream, job->to, job->from);
+  return NULL;
+}
+
+/* Between devices that do not meet; it waits for a read of the destination that does not end. */
+Test(async_copy_threads, one_that_blocks_keeps_both_ends_whoever_releases_them) {
+  late_begin(&(late_options){.mode = LATE_THREADS, .seed = 6});
+  quay_stream *zero = late_stream_of(0), *reader = late_stream_of(0);
+  blocked job = {zero, late_buffer("late:0", SIZE, 1), late_buffer("late:2", SIZE, 2), QUAY_OK};
+  quay_access access;
+  MUST(quay_access_begin(reader, &(quay_use){job.to, QUAY_READ}, 1, &access));
+  const uint64_t gate = late_hold(quay_stream_native(reader));
+  MUST(quay_access_end(&access));
+  const uint64_t blocks = late_blocks_live();
+  const uint64_t waits = late_calls(LATE_EVENT_SYNCHRONIZE);
+  pthread_t thread;
+  cr_assert_eq(pthread_create(&thread, NULL, copy_in_a_thread, &job), 0);
+  while (late_calls(LATE_EVENT_SYNCHRONIZE) == waits)
+    usleep(100);
+  quay_buffer_release(job.to);
+  quay_buffer_release(job.from);
+  MUST(quay_collect(NULL));
+  cr_assert_eq(late_blocks_live(), blocks);
+  late_open_gate(gate);
+  pthread_join(thread, NULL);
+  cr_assert_eq(job.status, QUAY_OK);
+  MUST(quay_stream_synchronize(reader));
+  quay_stream_release(zero);
+  quay_stream_release(reader);
+  MUST(quay_collect(NULL));
+  cr_assert_eq(late_blocks_live(), blocks - 2);
   late_end();
 }
