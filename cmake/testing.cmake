@@ -134,6 +134,11 @@ function(quay_add_test_run)
     WORKING_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR})
   quay_set_test_properties(${arg_NAME} "${arg_LABELS}" "${arg_ENVIRONMENT}" "${arg_TIMEOUT}"
     "${arg_RESOURCE}" "${arg_SERIAL}")
+  # Criterion prints what fails in .fini, and counts the test as passed.
+  if(NOT quay_plain_runner)
+    set_tests_properties(${arg_NAME} PROPERTIES FAIL_REGULAR_EXPRESSION
+      "Assertion Failed;during its setup or teardown")
+  endif()
 endfunction()
 
 function(quay_add_test)
