@@ -17,7 +17,8 @@ typedef struct quay__cu_stream_object *quay__cu_stream;
 typedef struct quay__cu_event_object *quay__cu_event;
 typedef struct quay__cu_pool_object *quay__cu_pool; /* CUmemoryPool */
 
-typedef struct CUextMemory_st *quay__cu_external; /* CUexternalMemory */
+typedef struct CUextMemory_st *quay__cu_external;     /* CUexternalMemory */
+typedef struct CUextSemaphore_st *quay__cu_semaphore; /* CUexternalSemaphore */
 typedef uint64_t quay__cu_memory; /* CUmemGenericAllocationHandle: physical memory */
 
 typedef struct quay__cu_uuid {
@@ -62,6 +63,28 @@ typedef struct quay__cu_external_buffer {
   unsigned flags;
   unsigned reserved[16];
 } quay__cu_external_buffer;
+
+/* CUDA_EXTERNAL_SEMAPHORE_HANDLE_DESC; of the union only the file descriptor is used. */
+typedef struct quay__cu_external_semaphore {
+  int type; /* CUexternalSemaphoreHandleType */
+  union {
+    int file;
+    void *windows[2];
+  } handle;
+  unsigned flags;
+  unsigned reserved[16];
+} quay__cu_external_semaphore;
+
+/* CUDA_EXTERNAL_SEMAPHORE_SIGNAL_PARAMS and CUDA_EXTERNAL_SEMAPHORE_WAIT_PARAMS, which are of one
+ * size and have the value and the flags at the same places; of the parameters only the value is
+ * used. */
+typedef struct quay__cu_semaphore_value {
+  unsigned long long value; /* of a timeline */
+  unsigned long long unused[2];
+  unsigned reserved_parameters[12];
+  unsigned flags;
+  unsigned reserved[16];
+} quay__cu_semaphore_value;
 
 /* CUipcMemHandle. */
 typedef struct quay__cu_ipc_memory {
@@ -164,6 +187,8 @@ typedef struct quay__cu_copy_attributes {
   /* CUexternalMemoryHandleType, CUDA_EXTERNAL_MEMORY_DEDICATED */                                 \
   X(EXTERNAL_OPAQUE_FILE, 1, CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD)                             \
   X(EXTERNAL_DEDICATED, 1, CUDA_EXTERNAL_MEMORY_DEDICATED)                                         \
+  /* CUexternalSemaphoreHandleType */                                                              \
+  X(EXTERNAL_TIMELINE_FILE, 9, CU_EXTERNAL_SEMAPHORE_HANDLE_TYPE_TIMELINE_SEMAPHORE_FD)            \
   /* CUipcMem_flags */                                                                             \
   X(IPC_LAZY_PEER_ACCESS, 1, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS)                                   \
   /* CUmemcpySrcAccessOrder */                                                                     \

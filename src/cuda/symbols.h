@@ -111,6 +111,16 @@ X(cuExternalMemoryGetMappedBuffer, , 10000, ANY, MAY,
   (quay__cu_pointer * out_pointer, quay__cu_external external,
    const quay__cu_external_buffer *buffer))
 X(cuDestroyExternalMemory, , 10000, ANY, MAY, (quay__cu_external external))
+/* ... and their semaphores: timelines since 11.2 */
+X(cuImportExternalSemaphore, , 10000, ANY, MAY,
+  (quay__cu_semaphore * out_semaphore, const quay__cu_external_semaphore *semaphore))
+X(cuSignalExternalSemaphoresAsync, , 10000, LEGACY, MAY,
+  (const quay__cu_semaphore *semaphores, const quay__cu_semaphore_value *values, unsigned count,
+   quay__cu_stream stream))
+X(cuWaitExternalSemaphoresAsync, , 10000, LEGACY, MAY,
+  (const quay__cu_semaphore *semaphores, const quay__cu_semaphore_value *values, unsigned count,
+   quay__cu_stream stream))
+X(cuDestroyExternalSemaphore, , 10000, ANY, MAY, (quay__cu_semaphore semaphore))
 
 /* "Memory Management": memory of other processes, the older way */
 X(cuIpcGetMemHandle, , 4010, ANY, MUST,

@@ -84,6 +84,7 @@ static void end(sim_context *context) {
     if (stream->context == context && stream->alive)
       sim_stream_end(stream);
   }
+  sim_semaphores_end(context);
   for (size_t i = sim_range_count(); i > 0; i--) {
     sim_range *const range = sim_range_get(i - 1);
     if (range->context == context)

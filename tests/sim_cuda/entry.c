@@ -144,8 +144,11 @@ CUresult sim_enter(sim_entry entry, unsigned needs) {
   CUresult result = sim.exiting ? CUDA_ERROR_DEINITIALIZED : count_call(entry);
   if (result == CUDA_SUCCESS)
     result = check_needs(needs);
-  if (result != CUDA_SUCCESS)
+  if (result != CUDA_SUCCESS) {
     sim_unlock();
+  } else {
+    sim_semaphores_learn();
+  }
   return result;
 }
 

@@ -17,6 +17,8 @@ static bool may_begin(const sim_op *op) {
     if (!sim_done(op->after[i].stream, op->after[i].serial))
       return false;
   }
+  if (!sim_semaphore_reached(op))
+    return false;
   return !op->hold || sim.gates[op->gate];
 }
 
@@ -82,6 +84,8 @@ static void run_op(sim_op *op) {
   }
   if (op->when != NULL)
     op->when->milliseconds = now();
+  if (op->semaphore != NULL)
+    sim_semaphore_run(op);
   if (op->fault != 0)
     sim.sticky = (CUresult)op->fault;
 }
@@ -111,7 +115,7 @@ void *sim_stream_thread(void *argument) {
   sim_lock();
   for (;;) {
     while (!can_run(stream) && (stream->head != NULL || stream->alive))
-      pthread_cond_wait(&sim.changed, &sim.lock);
+      sim_pause();
     if (stream->head == NULL && !stream->alive)
       break;
     run_head(stream);
@@ -141,7 +145,7 @@ static void pump(sim_stream *stream, uint64_t serial) {
     if (missing.stream != NULL) {
       pump(missing.stream, missing.serial);
     } else {
-      pthread_cond_wait(&sim.changed, &sim.lock);
+      sim_pause();
     }
   }
 }
@@ -151,7 +155,7 @@ void sim_wait(sim_stream *stream, uint64_t serial, const sim_clock *clock) {
     pump(stream, serial);
   } else {
     while (!sim_done(stream, serial))
-      pthread_cond_wait(&sim.changed, &sim.lock);
+      sim_pause();
   }
   sim_takeover(stream);
   if (clock != NULL)

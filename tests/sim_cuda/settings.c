@@ -112,6 +112,7 @@ void simcuda_reset(void) {
   sim_streams_clear();
   sim_captures_clear();
   sim_events_clear();
+  sim_semaphores_clear();
   sim_modules_clear();
   sim_ranges_clear();
   sim_handles_clear();
@@ -135,6 +136,7 @@ void simcuda_count(simcuda_census *out) {
   *out = (simcuda_census){.streams = 0};
   sim_lock();
   sim_event_counts(out);
+  sim_semaphore_counts(out);
   sim_pool_counts(out);
   sim_handle_counts(out);
   sim_module_counts(out);

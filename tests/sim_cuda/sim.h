@@ -276,6 +276,11 @@ struct sim_op {
   void *user;
   sim_memory *freed; /* of a pool: ends here */
   sim_moment *when;  /* of an event; one reference */
+  /* Of another interface, one reference: what is waited for before this runs, or signalled by it.
+   */
+  CUexternalSemaphore semaphore;
+  uint64_t semaphore_value;
+  bool signals;
 };
 
 struct sim_stream {
@@ -352,6 +357,18 @@ CUresult sim_capture_wait(sim_stream *stream, sim_capture *capture, sim_stream *
 bool sim_capture_is_active(const sim_capture *capture);
 void sim_captures_clear(void);
 
+/* semaphore.c: timelines of other interfaces. */
+bool sim_semaphore_reached(const sim_op *op);
+void sim_semaphore_run(const sim_op *op);
+void sim_semaphore_release(CUexternalSemaphore semaphore);
+/* The host may have learnt in another interface of what was signalled there. */
+void sim_semaphores_learn(void);
+/* Waits for a change; not for long if it could come from another interface. */
+void sim_pause(void);
+void sim_semaphores_end(const sim_context *context);
+void sim_semaphores_clear(void);
+void sim_semaphore_counts(simcuda_census *out);
+
 /* report.c */
 void sim_report(simcuda_violation_kind kind, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
@@ -411,6 +428,7 @@ typedef struct sim_state {
   sim_context *contexts;
   sim_stream *streams;
   unsigned threads; /* that run streams */
+  unsigned foreign; /* operations that wait for another interface */
 } sim_state;
 
 extern sim_state sim;

@@ -94,7 +94,7 @@ typedef struct simcuda_census {
   uint64_t device_bytes; /* plain, stream-ordered and physical memory */
   uint64_t host_bytes;   /* pinned, registered and managed */
   uint64_t allocations, handles, mappings, reservations, pools;
-  uint64_t streams, events, retains, contexts, modules;
+  uint64_t streams, events, retains, contexts, modules, semaphores;
   uint64_t queued; /* operations that have not run */
 } simcuda_census;
 SIMCUDA_API void simcuda_count(simcuda_census *out);

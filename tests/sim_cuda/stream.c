@@ -28,6 +28,8 @@ void sim_op_free(sim_op *op) {
   if (op->freed != NULL)
     sim_memory_release(op->freed);
   sim_moment_release(op->when);
+  sim.foreign -= op->semaphore != NULL && !op->signals;
+  sim_semaphore_release(op->semaphore);
   free(op->staging);
   free(op->after);
   free(op);
