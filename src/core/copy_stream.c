@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/os.h"
+#include "core/pair_path.h"
 #include "core/stream_impl.h"
 #include "core/thread.h"
 
@@ -43,18 +44,26 @@ static bool overlapping(const quay__side *destination, const quay__side *source,
          destination->offset < source->offset + size && source->offset < destination->offset + size;
 }
 
+/* `*out_reason` is left alone if `asked` has nothing to do with it. */
 static bool goes_across(quay_allocator *asked, const quay__side *destination,
-                        const quay__side *source, uint64_t size, const quay_stream *stream) {
-  if (!asked->has_across_async || !takes(asked, stream) ||
-      !same_backend(destination->allocator, source->allocator)) {
+                        const quay__side *source, uint64_t size, const quay_stream *stream,
+                        const char **out_reason) {
+  if (!asked->has_across_async || !takes(asked, stream))
     return false;
-  }
   quay_across_info info = {.route = QUAY_ROUTE_DIRECT};
   const quay_raw_buffer lazy_destination = {.size = size, .owner = destination->allocator};
   const quay_raw_buffer lazy_source = {.size = size, .owner = source->allocator};
-  return asked->vtable.can_copy_across(
-      asked, destination->raw != NULL ? destination->raw : &lazy_destination,
-      source->raw != NULL ? source->raw : &lazy_source, size, &info);
+  const quay_raw_buffer *to = destination->raw != NULL ? destination->raw : &lazy_destination;
+  const quay_raw_buffer *from = source->raw != NULL ? source->raw : &lazy_source;
+  const quay__pair_path *const path = quay__pair_path_find(to, from);
+  if (path == NULL && !same_backend(destination->allocator, source->allocator))
+    return false;
+  if (!asked->vtable.can_copy_across(asked, to, from, size, &info))
+    return false;
+  if (path != NULL)
+    return path->can_submit(stream->device, stream->native, to, from, out_reason);
+  *out_reason = "asynchronous on the stream";
+  return true;
 }
 
 static stream_choice blocks(const char *reason) {
@@ -80,13 +89,14 @@ static stream_choice choose(const quay__side *destination, const quay__side *sou
     return (stream_choice){STREAM_IN, "asynchronous on the stream, from pinned memory"};
   if (takes(from, stream) && pinned_host(to) && same_backend(to, from))
     return (stream_choice){STREAM_OUT, "asynchronous on the stream, to pinned memory"};
-  if (goes_across(to, destination, source, size, stream))
-    return (stream_choice){STREAM_ACROSS_BY_DESTINATION, "asynchronous on the stream"};
-  if (goes_across(from, destination, source, size, stream))
-    return (stream_choice){STREAM_ACROSS_BY_SOURCE, "asynchronous on the stream"};
+  const char *reason = "it blocks: one side is not memory of the stream's backend";
+  if (goes_across(to, destination, source, size, stream, &reason))
+    return (stream_choice){STREAM_ACROSS_BY_DESTINATION, reason};
+  if (goes_across(from, destination, source, size, stream, &reason))
+    return (stream_choice){STREAM_ACROSS_BY_SOURCE, reason};
   if (takes(to, stream) && quay__host_accessible(from) && from->kind != QUAY_MEMORY_FILE)
     return (stream_choice){STREAM_IN_READ, "on the stream, back once the source has been read"};
-  return blocks("it blocks: one side is not memory of the stream's backend");
+  return blocks(reason);
 }
 
 bool quay__stream_copies(const quay__side *destination, const quay__side *source, uint64_t size,

@@ -14,12 +14,14 @@ static const quay__pair_path *const paths[] = {
 
 const quay__pair_path *quay__pair_path_find(const quay_raw_buffer *destination,
                                             const quay_raw_buffer *source) {
-  const char *const to = destination->owner->backend->name;
-  const char *const from = source->owner->backend->name;
+  return quay__pair_path_between(destination->owner->backend->name, source->owner->backend->name);
+}
+
+const quay__pair_path *quay__pair_path_between(const char *one, const char *other) {
   for (size_t i = 0; paths[i] != NULL; i++) {
     const char *const *const names = paths[i]->backends;
-    if ((strcmp(names[0], to) == 0 && strcmp(names[1], from) == 0) ||
-        (strcmp(names[1], to) == 0 && strcmp(names[0], from) == 0))
+    if ((strcmp(names[0], one) == 0 && strcmp(names[1], other) == 0) ||
+        (strcmp(names[1], one) == 0 && strcmp(names[0], other) == 0))
       return paths[i];
   }
   return NULL;

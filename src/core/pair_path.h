@@ -12,8 +12,22 @@ typedef struct quay__pair_path {
               quay_across_info *out_info);
   quay_status (*copy)(quay_raw_buffer *destination, uint64_t destination_offset,
                       const quay_raw_buffer *source, uint64_t source_offset, uint64_t size);
+  /* The same on a stream of one side's device, in its order: whether it can, with the reason in
+   * either case, and the copy. */
+  bool (*can_submit)(quay_device *on, uint64_t stream, const quay_raw_buffer *destination,
+                     const quay_raw_buffer *source, const char **out_reason);
+  quay_status (*submit)(quay_device *on, uint64_t stream, quay_raw_buffer *destination,
+                        uint64_t destination_offset, const quay_raw_buffer *source,
+                        uint64_t source_offset, uint64_t size);
+  /* Whether a stream of one device can wait for an event of the other one without the host, and
+   * the wait. */
+  bool (*can_wait)(quay_device *device, uint64_t stream, quay_device *event_device, uint64_t event);
+  quay_status (*wait)(quay_device *device, uint64_t stream, quay_device *event_device,
+                      uint64_t event);
 } quay__pair_path;
 
+/* The path for two backends, by name; NULL: there is none in this build. */
+const quay__pair_path *quay__pair_path_between(const char *one, const char *other);
 /* The path for the backends of the two owners; NULL: there is none in this build. */
 const quay__pair_path *quay__pair_path_find(const quay_raw_buffer *destination,
                                             const quay_raw_buffer *source);

@@ -9,6 +9,7 @@
 #include "core/arguments.h"
 #include "core/lifecycle.h"
 #include "core/os.h"
+#include "core/pair_path.h"
 #include "core/thread.h"
 
 static quay_status stream_new(quay_device *device, uint64_t native, bool wrapped,
@@ -146,10 +147,21 @@ quay_status quay__stream_check(quay_stream *stream) {
   return stream->device->vtable.stream_check(stream->device, stream->native);
 }
 
+/* NULL: of one backend, or nothing leads from one to the other. */
+static const quay__pair_path *path_to(const quay_stream *stream, const quay_event *event) {
+  return quay__pair_path_between(stream->device->backend, event->device->backend);
+}
+
 bool quay__stream_can_wait(const quay_stream *stream, const quay_event *event) {
-  return stream->device == event->device ||
-         (stream->device->has_streams && event->device->has_streams &&
-          strcmp(stream->device->backend, event->device->backend) == 0);
+  quay_device *const device = stream->device, *const other = event->device;
+  if (device == other)
+    return true;
+  if (!device->has_streams || !other->has_streams)
+    return false;
+  if (strcmp(device->backend, other->backend) == 0)
+    return true;
+  const quay__pair_path *const path = path_to(stream, event);
+  return path != NULL && path->can_wait(device, stream->native, other, event->native);
 }
 
 bool quay__event_dead(const quay_event *event) {
@@ -179,11 +191,15 @@ quay_status quay_stream_wait(quay_stream *stream, quay_event *event) {
     return quay__fail(
         QUAY_STATUS_UNSUPPORTED,
         "quay_stream_wait: a stream of %s cannot wait for an event of %s, which is of "
-        "another backend; wait on the host with quay_event_synchronize()",
+        "another backend that it shares no semaphores with; wait on the host with "
+        "quay_event_synchronize()",
         device->name, event->device->name);
   }
   if (!device->has_streams)
     return QUAY_OK;
+  const quay__pair_path *const path = path_to(stream, event);
+  if (path != NULL)
+    return path->wait(device, stream->native, event->device, event->native);
   return device->vtable.stream_wait(device, stream->native, event->device, event->native);
 }
 

@@ -3,6 +3,7 @@
 
 #include "core/allocator_impl.h"
 #include "core/error.h"
+#include "core/pair_path.h"
 #include "cuda/cuda_impl.h"
 
 /* The two ends of a copy. */
@@ -87,7 +88,9 @@ bool quay__cuda_can_copy_across(quay_allocator *allocator, const quay_raw_buffer
                                 const quay_raw_buffer *source, uint64_t size,
                                 quay_across_info *out_info) {
   (void)allocator;
-  (void)size;
+  const quay__pair_path *const path = quay__pair_path_find(destination, source);
+  if (path != NULL)
+    return path->can(destination, source, size, out_info);
   ends of;
   if (!find_ends(destination, source, &of))
     return false;
@@ -135,6 +138,9 @@ quay_status quay__cuda_copy_across(quay_allocator *allocator, quay_raw_buffer *d
                                    uint64_t destination_offset, const quay_raw_buffer *source,
                                    uint64_t source_offset, uint64_t size) {
   (void)allocator;
+  const quay__pair_path *const path = quay__pair_path_find(destination, source);
+  if (path != NULL)
+    return path->copy(destination, destination_offset, source, source_offset, size);
   ends of;
   if (!find_ends(destination, source, &of))
     return fail_foreign();
@@ -173,6 +179,11 @@ quay_status quay__cuda_copy_across_async(quay_allocator *allocator, quay_raw_buf
                                          uint64_t destination_offset, const quay_raw_buffer *source,
                                          uint64_t source_offset, uint64_t size, uint64_t stream) {
   quay__cuda_device *const on = quay__cuda_of(allocator)->device;
+  const quay__pair_path *const path = quay__pair_path_find(destination, source);
+  if (path != NULL) {
+    return path->submit(on->device, stream, destination, destination_offset, source, source_offset,
+                        size);
+  }
   ends of;
   if (!find_ends(destination, source, &of))
     return fail_foreign();

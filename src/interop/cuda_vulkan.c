@@ -1,6 +1,8 @@
 /* Copies between CUDA and Vulkan memory of one GPU, without the host: the whole VkDeviceMemory that
- * the bytes lie in is exported once and imported by CUDA, and CUDA copies. The host has waited for
- * conflicting work of both sides before, and waits for the copy. */
+ * the bytes lie in is exported once and imported by CUDA, and CUDA copies, on streams of either
+ * side. What orders the two is in cuda_vulkan_link.c. */
+#include "interop/cuda_vulkan.h"
+
 #include <quay/cuda.h>
 #include <string.h>
 
@@ -8,8 +10,6 @@
 #include "core/error.h"
 #include "core/os.h"
 #include "core/pair_path.h"
-#include "cuda/cuda_impl.h"
-#include "vulkan/vulkan_impl.h"
 
 /* A block of Vulkan's as CUDA sees it: quay__vulkan_block.imported. */
 typedef struct import {
@@ -40,11 +40,6 @@ static bool find_ends(const quay_raw_buffer *destination, const quay_raw_buffer 
   return out_ends->cuda != NULL && out_ends->vulkan != NULL;
 }
 
-/* One device by its UUID, which the two drivers tell alike. */
-static bool one_device(const ends *of) {
-  return memcmp(of->cuda->device->uuid.bytes, of->vulkan->device->uuid, VK_UUID_SIZE) == 0;
-}
-
 /* A lazy side has no memory yet: what will be allocated counts. */
 static bool is_exportable(const ends *of) {
   const quay__vulkan_device *const device = of->vulkan->device;
@@ -65,7 +60,8 @@ static bool can_copy(const quay_raw_buffer *destination, const quay_raw_buffer *
   (void)size;
   out_info->reason = "CUDA and Vulkan memory of one GPU: CUDA has imported Vulkan's and copies";
   return find_ends(destination, source, &of) && of.cuda->kind == QUAY_MEMORY_DEVICE &&
-         of.vulkan->kind == QUAY_VULKAN_DEVICE && one_device(&of) && is_exportable(&of) &&
+         of.vulkan->kind == QUAY_VULKAN_DEVICE &&
+         quay__cuda_link_one_gpu(of.cuda->device, of.vulkan->device) && is_exportable(&of) &&
          can_import(of.cuda->device->api);
 }
 
@@ -195,37 +191,54 @@ static quay_status find_import(quay__cuda_device *device, quay__vulkan_block *bl
 
 /* Copies. */
 
-static quay_status submit(const ends *of, quay__cuda_scope *scope, const quay__cuda_lane *lane,
-                          uint64_t cuda_offset, uint64_t vulkan_offset, uint64_t size) {
+static quay_status fail_ends(void) {
+  return quay__fail(QUAY_STATUS_UNSUPPORTED, "one side must be CUDA and one Vulkan memory");
+}
+
+/* Submits the copy to a stream of CUDA's, whose context is current. */
+static quay_status enqueue(const ends *of, quay__cuda_scope *scope, const import *imported,
+                           quay__cu_stream stream, uint64_t cuda_offset, uint64_t vulkan_offset,
+                           uint64_t size) {
   quay__cuda_device *const device = of->cuda->device;
-  quay__vulkan_block *const block = quay__vulkan_span_of(of->vulkan_raw)->block;
-  import *imported = NULL;
-  QUAY_TRY(find_import(device, block, &imported));
-  QUAY_TRY(quay__cuda_block_order(scope, of->cuda_raw, lane->stream));
+  QUAY_TRY(quay__cuda_block_order(scope, of->cuda_raw, stream));
   const quay__cu_pointer cuda = quay__cuda_at(of->cuda_raw, cuda_offset);
   const quay__cu_pointer vulkan =
       imported->pointer + of->vulkan_raw->as.vulkan.offset + vulkan_offset;
   const quay__cu_result result = device->api->cuMemcpyAsync(
-      of->to_cuda ? cuda : vulkan, of->to_cuda ? vulkan : cuda, size, lane->stream);
+      of->to_cuda ? cuda : vulkan, of->to_cuda ? vulkan : cuda, size, stream);
   if (result == QUAY__CU_SUCCESS)
     return QUAY_OK;
   return quay__cuda_fail(device, result, "copying between %s and %s", device->name,
                          of->vulkan->device->name);
 }
 
+/* In relaxed mode: an import is nothing that a capture allows. */
+static quay_status prepare(const ends *of, import **out_import) {
+  quay__cuda_device *const device = of->cuda->device;
+  quay__cuda_scope scope;
+  QUAY_TRY(quay__cuda_enter(device, true, &scope));
+  const quay_status status =
+      find_import(device, quay__vulkan_span_of(of->vulkan_raw)->block, out_import);
+  quay__cuda_leave(&scope);
+  return status;
+}
+
 static quay_status copy(quay_raw_buffer *destination, uint64_t destination_offset,
                         const quay_raw_buffer *source, uint64_t source_offset, uint64_t size) {
   ends of;
   if (!find_ends(destination, source, &of))
-    return quay__fail(QUAY_STATUS_UNSUPPORTED, "one side must be CUDA and one Vulkan memory");
+    return fail_ends();
   quay__cuda_device *const device = of.cuda->device;
+  import *imported = NULL;
+  QUAY_TRY(prepare(&of, &imported));
   quay__cuda_scope scope;
   QUAY_TRY(quay__cuda_enter(device, true, &scope));
   quay__cuda_lane *lane;
   quay_status status = quay__cuda_lane_take(device, &lane);
   if (status == QUAY_OK) {
-    status = submit(&of, &scope, lane, of.to_cuda ? destination_offset : source_offset,
-                    of.to_cuda ? source_offset : destination_offset, size);
+    status = enqueue(&of, &scope, imported, lane->stream,
+                     of.to_cuda ? destination_offset : source_offset,
+                     of.to_cuda ? source_offset : destination_offset, size);
     const quay__cu_result result = quay__cuda_settle(device, lane->stream);
     if (status == QUAY_OK && result != QUAY__CU_SUCCESS) {
       status = quay__cuda_fail(device, result, "copying between %s and %s", device->name,
@@ -237,8 +250,101 @@ static quay_status copy(quay_raw_buffer *destination, uint64_t destination_offse
   return status;
 }
 
+/* Copies on a stream. */
+
+static bool can_submit(quay_device *on, uint64_t stream, const quay_raw_buffer *destination,
+                       const quay_raw_buffer *source, const char **out_reason) {
+  ends of;
+  if (!find_ends(destination, source, &of))
+    return false;
+  if (on == of.cuda->device->device) {
+    *out_reason = "asynchronous on the stream: CUDA has imported Vulkan's memory";
+    return true;
+  }
+  quay__vulkan_queue *const queue = quay__vulkan_queue_of(of.vulkan->device, stream);
+  const bool linked = queue != NULL && quay__cuda_link_find(queue, of.cuda->device) != NULL;
+  *out_reason = linked ? "asynchronous on the stream: CUDA copies between two semaphores that it "
+                         "shares with the queue"
+                       : "it blocks: CUDA has imported Vulkan's memory, but shares no semaphores "
+                         "with it";
+  return linked;
+}
+
+typedef struct job {
+  ends of;
+  import *imported;
+  uint64_t cuda_offset, vulkan_offset, size;
+} job;
+
+/* On a stream of CUDA's. */
+static quay_status submit_to_cuda(const job *copy, uint64_t stream) {
+  quay__cuda_device *const device = copy->of.cuda->device;
+  quay__cuda_scope scope;
+  quay__cu_stream handle = NULL;
+  QUAY_TRY(quay__cuda_enter(device, false, &scope));
+  quay_status status = quay__cuda_stream_use(device, stream, &handle);
+  if (status == QUAY_OK) {
+    status = enqueue(&copy->of, &scope, copy->imported, handle, copy->cuda_offset,
+                     copy->vulkan_offset, copy->size);
+  }
+  quay__cuda_leave(&scope);
+  return status;
+}
+
+/* After what is on the queue, by CUDA; and what comes on the queue later waits for it. */
+static quay_status submit_between(const job *copy, quay__cuda_scope *scope, quay__cuda_link *link) {
+  quay__vulkan_queue *const queue = link->queue;
+  uint64_t value = 0;
+  quay__vulkan_signal done = {.value = 0};
+  QUAY_TRY(quay__vulkan_submit(queue, queue->barrier, NULL, &value));
+  QUAY_TRY(quay__cuda_link_await(link, value, link->stream));
+  QUAY_TRY(enqueue(&copy->of, scope, copy->imported, link->stream, copy->cuda_offset,
+                   copy->vulkan_offset, copy->size));
+  QUAY_TRY(quay__cuda_link_signal(link, &done));
+  return quay__vulkan_submit(queue, queue->barrier, &done, &value);
+}
+
+/* On a queue of Vulkan's. What failed half-way is waited for: no event would tell of it. */
+static quay_status submit_to_vulkan(const job *copy, uint64_t stream) {
+  quay__cuda_device *const device = copy->of.cuda->device;
+  quay__vulkan_queue *const queue = quay__vulkan_queue_of(copy->of.vulkan->device, stream);
+  quay__cuda_link *const link = queue != NULL ? quay__cuda_link_find(queue, device) : NULL;
+  if (link == NULL) {
+    return quay__fail(QUAY_STATUS_UNSUPPORTED, "%s and %s share no semaphores", device->name,
+                      copy->of.vulkan->device->name);
+  }
+  quay__cuda_scope scope;
+  QUAY_TRY(quay__cuda_enter(device, true, &scope));
+  const quay_status status = submit_between(copy, &scope, link);
+  if (status != QUAY_OK) {
+    quay__error_state saved;
+    quay__error_save(&saved);
+    (void)quay__cuda_settle(device, link->stream);
+    quay__error_restore(&saved);
+  }
+  quay__cuda_leave(&scope);
+  return status;
+}
+
+static quay_status submit(quay_device *on, uint64_t stream, quay_raw_buffer *destination,
+                          uint64_t destination_offset, const quay_raw_buffer *source,
+                          uint64_t source_offset, uint64_t size) {
+  job copy = {.size = size};
+  if (!find_ends(destination, source, &copy.of))
+    return fail_ends();
+  copy.cuda_offset = copy.of.to_cuda ? destination_offset : source_offset;
+  copy.vulkan_offset = copy.of.to_cuda ? source_offset : destination_offset;
+  QUAY_TRY(prepare(&copy.of, &copy.imported));
+  return on == copy.of.cuda->device->device ? submit_to_cuda(&copy, stream)
+                                            : submit_to_vulkan(&copy, stream);
+}
+
 const quay__pair_path quay__pair_cuda_vulkan = {
     .backends = {"cuda", "vulkan"},
     .can = can_copy,
     .copy = copy,
+    .can_submit = can_submit,
+    .submit = submit,
+    .can_wait = quay__cuda_link_can_wait,
+    .wait = quay__cuda_link_wait,
 };

@@ -2,6 +2,7 @@
  */
 #include "core/checked.h"
 #include "core/error.h"
+#include "core/pair_path.h"
 #include "vulkan/vulkan_impl.h"
 
 static quay_status begin(const quay__vulkan *self, uint64_t stream, quay__vulkan_lane **out_lane) {
@@ -96,6 +97,11 @@ quay_status quay__vulkan_copy_across_async(quay_allocator *allocator, quay_raw_b
                                            const quay_raw_buffer *source, uint64_t source_offset,
                                            uint64_t size, uint64_t stream) {
   const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__pair_path *const path = quay__pair_path_find(destination, source);
+  if (path != NULL) {
+    return path->submit(self->device->device, stream, destination, destination_offset, source,
+                        source_offset, size);
+  }
   const quay__vulkan *const receiver = quay__vulkan_of(destination->owner);
   const quay__vulkan_place to = quay__vulkan_place_of(receiver, destination, destination_offset);
   const quay__vulkan_place from =

@@ -229,6 +229,8 @@ static quay_status adopt(quay__vulkan_device *device, const quay_vulkan_device_d
   device->has_address =
       desc->has_buffer_device_address && device->api.vkGetBufferDeviceAddress != NULL;
   device->has_export = desc->has_external_memory_fd && device->api.vkGetMemoryFdKHR != NULL;
+  device->has_semaphore_export =
+      desc->has_external_semaphore_fd && device->api.vkGetSemaphoreFdKHR != NULL;
   QUAY_TRY(quay__vulkan_describe(device));
   take_queues(device, desc);
   device->handle = handle;

@@ -82,6 +82,7 @@ static quay_status fail(quay__vulkan_device *device, VkResult result, const char
                                           : "%s; quay_device_reset() opens it again, without its "
                                             "memory",
                           text);
+    quay__vulkan_abandon(device);
     const quay_status first = quay__device_check(device->device);
     if (first != QUAY_OK)
       return first;

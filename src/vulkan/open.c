@@ -169,6 +169,26 @@ static void describe_export(quay__vulkan_device *device) {
   device->export_dedicated = (features & VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT) != 0;
 }
 
+/* Whether timelines can. */
+static void describe_semaphores(quay__vulkan_device *device) {
+  const VkSemaphoreTypeCreateInfo type = {
+      .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+      .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE,
+  };
+  const VkPhysicalDeviceExternalSemaphoreInfo info = {
+      .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_SEMAPHORE_INFO,
+      .pNext = &type,
+      .handleType = VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT,
+  };
+  VkExternalSemaphoreProperties properties = {.sType =
+                                                  VK_STRUCTURE_TYPE_EXTERNAL_SEMAPHORE_PROPERTIES};
+  device->instance->vkGetPhysicalDeviceExternalSemaphoreProperties(device->physical, &info,
+                                                                   &properties);
+  device->has_semaphore_export =
+      device->has_semaphore_export &&
+      (properties.externalSemaphoreFeatures & VK_EXTERNAL_SEMAPHORE_FEATURE_EXPORTABLE_BIT) != 0;
+}
+
 quay_status quay__vulkan_describe(quay__vulkan_device *device) {
   describe_limits(device);
   VkExtensionProperties *extensions = NULL;
@@ -185,9 +205,12 @@ quay_status quay__vulkan_describe(quay__vulkan_device *device) {
     device->instance->vkGetPhysicalDeviceFeatures2(device->physical, &all);
     device->has_address = features.bufferDeviceAddress == VK_TRUE;
     device->has_export = has_extension(extensions, count, VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME);
+    device->has_semaphore_export =
+        has_extension(extensions, count, VK_KHR_EXTERNAL_SEMAPHORE_FD_EXTENSION_NAME);
   }
   quay__os_free(extensions);
   describe_export(device);
+  describe_semaphores(device);
   return QUAY_OK;
 }
 
@@ -243,12 +266,14 @@ static VkResult create(quay__vulkan_device *device) {
       .timelineSemaphore = VK_TRUE,
       .bufferDeviceAddress = device->has_address ? VK_TRUE : VK_FALSE,
   };
-  const char *extensions[2];
+  const char *extensions[3];
   uint32_t extension_count = 0;
   if (device->has_budget)
     extensions[extension_count++] = VK_EXT_MEMORY_BUDGET_EXTENSION_NAME;
   if (device->has_export)
     extensions[extension_count++] = VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME;
+  if (device->has_semaphore_export)
+    extensions[extension_count++] = VK_KHR_EXTERNAL_SEMAPHORE_FD_EXTENSION_NAME;
   const VkDeviceCreateInfo info = {
       .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
       .pNext = &features,

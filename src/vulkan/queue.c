@@ -3,6 +3,8 @@
 #include "core/error.h"
 #include "vulkan/vulkan_impl.h"
 
+#define LOOK_AGAIN_NS ((uint64_t)100 * 1000 * 1000)
+
 /* Everything that came before on the queue is done, and visible, before anything after it begins:
  * this is what makes a queue of Vulkan a stream. The host is there for memory that it has mapped.
  */
@@ -23,17 +25,21 @@ void quay__vulkan_barrier(const quay__vulkan_device *device, VkCommandBuffer com
 
 /* Beginning and end. */
 
-static VkResult make_timeline(quay__vulkan_queue *queue) {
+VkResult quay__vulkan_timeline(quay__vulkan_device *device, VkSemaphore *out_timeline) {
+  const VkExportSemaphoreCreateInfo exported = {
+      .sType = VK_STRUCTURE_TYPE_EXPORT_SEMAPHORE_CREATE_INFO,
+      .handleTypes = VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT,
+  };
   const VkSemaphoreTypeCreateInfo type = {
       .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+      .pNext = device->has_semaphore_export ? &exported : NULL,
       .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE,
   };
   const VkSemaphoreCreateInfo info = {
       .sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO,
       .pNext = &type,
   };
-  quay__vulkan_device *const device = queue->device;
-  return device->api.vkCreateSemaphore(device->handle, &info, NULL, &queue->timeline);
+  return device->api.vkCreateSemaphore(device->handle, &info, NULL, out_timeline);
 }
 
 /* One command buffer with a barrier, which is submitted over and over. */
@@ -74,7 +80,9 @@ quay_status quay__vulkan_queue_begin(quay__vulkan_queue *queue) {
   queue->timeline = VK_NULL_HANDLE;
   queue->pool = VK_NULL_HANDLE;
   atomic_init(&queue->seen, 0);
-  VkResult result = make_timeline(queue);
+  atomic_init(&queue->link, NULL);
+  atomic_init(&queue->refused, 0);
+  VkResult result = quay__vulkan_timeline(queue->device, &queue->timeline);
   if (result == VK_SUCCESS)
     result = make_barrier(queue);
   if (result == VK_SUCCESS)
@@ -87,6 +95,10 @@ quay_status quay__vulkan_queue_begin(quay__vulkan_queue *queue) {
 
 void quay__vulkan_queue_end(quay__vulkan_queue *queue, bool gone) {
   quay__vulkan_device *const device = queue->device;
+  quay__vulkan_link *const link =
+      atomic_exchange_explicit(&queue->link, NULL, memory_order_acq_rel);
+  if (link != NULL)
+    link->end(link);
   quay__vulkan_lanes_end(queue, gone);
   if (gone)
     return;
@@ -109,7 +121,7 @@ static void unlock(quay__vulkan_queue *queue) {
 }
 
 quay_status quay__vulkan_submit(quay__vulkan_queue *queue, VkCommandBuffer commands,
-                                const quay__vulkan_point *wait, uint64_t *out_value) {
+                                const quay__vulkan_signal *wait, uint64_t *out_value) {
   QUAY_TRY(quay__vulkan_check_callable());
   static const VkPipelineStageFlags all = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
   quay__vulkan_device *const device = queue->device;
@@ -125,7 +137,7 @@ quay_status quay__vulkan_submit(quay__vulkan_queue *queue, VkCommandBuffer comma
       .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
       .pNext = &values,
       .waitSemaphoreCount = wait != NULL,
-      .pWaitSemaphores = wait != NULL ? &wait->queue->timeline : NULL,
+      .pWaitSemaphores = wait != NULL ? &wait->semaphore : NULL,
       .pWaitDstStageMask = &all,
       .commandBufferCount = commands != NULL,
       .pCommandBuffers = &commands,
@@ -178,6 +190,13 @@ bool quay__vulkan_reached(quay__vulkan_queue *queue, uint64_t value) {
   return status == QUAY_OK && done;
 }
 
+/* What the queue waits for may be lost on the other side, and would never come. */
+static void check_link(quay__vulkan_queue *queue) {
+  quay__vulkan_link *const link = atomic_load_explicit(&queue->link, memory_order_acquire);
+  if (link != NULL)
+    link->check(link);
+}
+
 quay_status quay__vulkan_wait(quay__vulkan_queue *queue, uint64_t value) {
   quay__vulkan_device *const device = queue->device;
   if (atomic_load_explicit(&queue->seen, memory_order_acquire) >= value)
@@ -189,7 +208,11 @@ quay_status quay__vulkan_wait(quay__vulkan_queue *queue, uint64_t value) {
       .pSemaphores = &queue->timeline,
       .pValues = &value,
   };
-  const VkResult result = device->api.vkWaitSemaphores(device->handle, &info, UINT64_MAX);
+  VkResult result = device->api.vkWaitSemaphores(device->handle, &info, LOOK_AGAIN_NS);
+  while (result == VK_TIMEOUT) {
+    check_link(queue);
+    result = device->api.vkWaitSemaphores(device->handle, &info, LOOK_AGAIN_NS);
+  }
   if (result != VK_SUCCESS)
     return quay__vulkan_fail(device, result, "waiting for work on %s", device->name);
   note(queue, value);
@@ -205,11 +228,26 @@ quay_status quay__vulkan_drain(quay__vulkan_queue *queue) {
 
 void quay__vulkan_settle(quay__vulkan_queue *queue) {
   quay__vulkan_device *const device = queue->device;
+  if (atomic_load_explicit(&queue->link, memory_order_acquire) != NULL) {
+    quay__error_shield();
+    (void)quay__vulkan_drain(queue); /* looks after the other side, too */
+    quay__error_unshield();
+    check_link(queue);
+  }
   lock(queue);
   const VkResult result = device->api.vkQueueWaitIdle(queue->handle);
   unlock(queue);
   if (result != VK_SUCCESS && result != VK_ERROR_DEVICE_LOST)
     quay__vulkan_report(device, result, "work on %s can't be waited for", device->name);
+}
+
+void quay__vulkan_abandon(quay__vulkan_device *device) {
+  for (uint32_t i = 0; i < device->queue_count; i++) {
+    quay__vulkan_link *const link =
+        atomic_load_explicit(&device->queues[i].link, memory_order_acquire);
+    if (link != NULL)
+      link->abandon(link);
+  }
 }
 
 /* Choice. */

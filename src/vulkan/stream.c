@@ -27,6 +27,13 @@ static bool is_stale(const quay_device *device, uint64_t event) {
   return event >> GENERATION_SHIFT != generation_of(device);
 }
 
+bool quay__vulkan_event_find(quay_device *quay, uint64_t event, quay__vulkan_point *out_point) {
+  if (is_stale(quay, event))
+    return false;
+  *out_point = point_of(quay__vulkan_device_of(quay), event);
+  return true;
+}
+
 static quay_status find_queue(quay__vulkan_device *device, uint64_t stream,
                               quay__vulkan_queue **out_queue) {
   *out_queue = quay__vulkan_queue_of(device, stream);
@@ -87,8 +94,9 @@ quay_status quay__vulkan_stream_wait(quay_device *quay, uint64_t stream, quay_de
     return quay__vulkan_wait(point.queue, point.value);
   if (point.queue == queue || quay__vulkan_reached(point.queue, point.value))
     return QUAY_OK;
+  const quay__vulkan_signal signal = {.semaphore = point.queue->timeline, .value = point.value};
   uint64_t value;
-  return quay__vulkan_submit(queue, queue->barrier, &point, &value);
+  return quay__vulkan_submit(queue, queue->barrier, &signal, &value);
 }
 
 /* Events. */

@@ -29,6 +29,17 @@ enum {
  * storage or uniform buffer (Vulkan 1.3, table "Required Limits"). */
 #define QUAY__VULKAN_ALIGNMENT ((uint64_t)256)
 
+/* What another backend of a pair keeps of a queue whose timeline it has imported. It begins with
+ * these functions, which are called with no lock held. */
+typedef struct quay__vulkan_link {
+  /* Work of the other side that the queue waits for, and that will never be done, is let go. */
+  void (*check)(struct quay__vulkan_link *link);
+  /* The device is lost: what waits for it on the other side is let go. */
+  void (*abandon)(struct quay__vulkan_link *link);
+  /* Gives everything back; the queue is about to go, and has nothing to do. */
+  void (*end)(struct quay__vulkan_link *link);
+} quay__vulkan_link;
+
 /* A queue and its timeline: a semaphore whose value counts what Quay has submitted. */
 typedef struct quay__vulkan_queue {
   struct quay__vulkan_device *device;
@@ -42,7 +53,9 @@ typedef struct quay__vulkan_queue {
   VkCommandPool pool;        /* of the barrier */
   VkCommandBuffer barrier;   /* orders all that comes after it on the queue after all before it */
   atomic_uint_fast64_t seen; /* a value that the timeline was seen to have reached */
-  quay__lock lock;           /* guards the rest, and the queue itself */
+  _Atomic(quay__vulkan_link *) link;
+  atomic_uint_fast64_t refused; /* 1 above the other device's generation that took no link */
+  quay__lock lock;              /* guards the rest, and the queue itself */
   uint64_t submitted;
   struct quay__vulkan_lane *lanes; /* idle or under way, in the order of their last work */
   struct quay__vulkan_lane **lanes_end;
@@ -132,13 +145,13 @@ typedef struct quay__vulkan_device {
   VkPhysicalDevice physical;
   VkDevice handle; /* NULL if it could not be opened again */
   int32_t index;
-  bool adopted;          /* the program's VkDevice */
-  bool has_address;      /* vkGetBufferDeviceAddress can be used */
-  bool has_budget;       /* VK_EXT_memory_budget */
-  bool has_export;       /* memory can be exported as a file descriptor */
-  bool export_dedicated; /* only if it is dedicated to its buffer */
-  bool has_semaphore_export;
-  char name[32]; /* "vulkan:0" */
+  bool adopted;              /* the program's VkDevice */
+  bool has_address;          /* vkGetBufferDeviceAddress can be used */
+  bool has_budget;           /* VK_EXT_memory_budget */
+  bool has_export;           /* memory can be exported as a file descriptor */
+  bool export_dedicated;     /* only if it is dedicated to its buffer */
+  bool has_semaphore_export; /* timelines can be exported as file descriptors */
+  char name[32];             /* "vulkan:0" */
   char product[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE];
   uint8_t uuid[VK_UUID_SIZE];
   quay__vulkan_limits limits;
@@ -218,19 +231,29 @@ extern uint32_t quay__vulkan_live_devices;
 
 /* queue.c */
 
-/* A point that a submission waits for. */
+/* What an event stands for. */
 typedef struct quay__vulkan_point {
   quay__vulkan_queue *queue;
   uint64_t value;
 } quay__vulkan_point;
 
+/* What a submission waits for. */
+typedef struct quay__vulkan_signal {
+  VkSemaphore semaphore;
+  uint64_t value;
+} quay__vulkan_signal;
+
 quay_status quay__vulkan_queue_begin(quay__vulkan_queue *queue);
+/* A timeline, for export where the device can. */
+VkResult quay__vulkan_timeline(quay__vulkan_device *device, VkSemaphore *out_timeline);
+/* Lets go what waits for the queues of a lost device elsewhere. */
+void quay__vulkan_abandon(quay__vulkan_device *device);
 /* With `gone` the VkDevice has been destroyed. Nothing is under way. */
 void quay__vulkan_queue_end(quay__vulkan_queue *queue, bool gone);
 /* Submits commands (NULL: none) that wait for `wait` (NULL: nothing) first. `*out_value` is what
  * the timeline reaches when they are done. */
 quay_status quay__vulkan_submit(quay__vulkan_queue *queue, VkCommandBuffer commands,
-                                const quay__vulkan_point *wait, uint64_t *out_value);
+                                const quay__vulkan_signal *wait, uint64_t *out_value);
 bool quay__vulkan_reached(quay__vulkan_queue *queue, uint64_t value);
 /* The same, and an error if the device does not tell. */
 quay_status quay__vulkan_query(quay__vulkan_queue *queue, uint64_t value, bool *out_done);
@@ -393,6 +416,8 @@ quay_status quay__vulkan_event_record(quay_device *quay, uint64_t stream, uint64
 quay_status quay__vulkan_event_query(quay_device *quay, uint64_t event, bool *out_done);
 quay_status quay__vulkan_event_synchronize(quay_device *quay, uint64_t event);
 void quay__vulkan_event_destroy(quay_device *quay, uint64_t event);
+/* False: its queue's timeline is gone, and with it the work. */
+bool quay__vulkan_event_find(quay_device *quay, uint64_t event, quay__vulkan_point *out_point);
 
 /* allocator.c */
 quay_status quay__vulkan_open(void *user, const quay_spec_args *args,

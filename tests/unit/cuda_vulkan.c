@@ -1,34 +1,5 @@
-/* Copies between CUDA and Vulkan memory of one GPU: the simulated CUDA driver beside lavapipe as a
- * discrete device, which has the simulated device's UUID and exports files that it can map. */
-#include <fcntl.h>
-
-#include "sim_cuda/control.h"
-#include "vulkan_fixture.h"
-
-static const simcuda_control *sim;
-
-static void setup_both(void) {
-  setup();
-  sim = simcuda_control_get();
-  cr_assert_not_null(sim, "the test needs the simulated CUDA driver");
-  (void)setenv("VKSHIM_DISCRETE", "1", 1);
-  (void)setenv("VKSHIM_DEVICES", "2", 1);
-  (void)setenv("VKSHIM_UUID", "simulated-cuda-0", 1);
-}
-
-static void teardown_both(void) {
-  teardown();
-  simcuda_census left;
-  sim->count(&left);
-  cr_expect_eq(left.device_bytes + left.host_bytes, 0, "CUDA memory is left");
-  cr_expect_eq(left.retains, 0, "a CUDA context is left");
-}
-
-static quay_copy_plan_info plan_of(quay_buffer *destination, quay_buffer *source) {
-  quay_copy_plan_info plan;
-  CHECK_OK(quay_copy_plan(destination, 0, source, 0, quay_buffer_size(source), NULL, &plan));
-  return plan;
-}
+/* Copies between CUDA and Vulkan memory of one GPU. */
+#include "cuda_vulkan_fixture.h"
 
 static void check_both_ways(quay_allocator *cuda, quay_allocator *vulkan, uint64_t size) {
   quay_buffer *a = make_buffer(cuda, size + 77), *b = make_buffer(vulkan, size + 99);
@@ -119,13 +90,6 @@ Test(cuda_vulkan, another_gpu_and_memory_that_cannot_be_exported_are_staged, .in
   quay_allocator_release(other);
   quay_allocator_release(cuda);
   quay_allocator_release(vulkan);
-}
-
-static unsigned count_files(void) {
-  unsigned count = 0;
-  for (int file = 3; file < 256; file++)
-    count += fcntl(file, F_GETFD) != -1;
-  return count;
 }
 
 Test(cuda_vulkan, a_failed_import_is_an_error_leaves_no_descriptor_and_can_be_tried_again,

@@ -39,9 +39,10 @@ static inline void setup(void) {
   cr_assert_not_null(shim, "the test needs the shim before the Vulkan loader");
   /* These are read when the instance is made. */
   static const char *const variables[] = {
-      "VKSHIM_DISCRETE",   "VKSHIM_COHERENT",        "VKSHIM_DEVICES",
-      "VKSHIM_NO_EXPORT",  "VKSHIM_MAX_ALLOCATIONS", "VKSHIM_MAX_ALLOCATION_BYTES",
-      "VKSHIM_HEAP_BYTES", "VKSHIM_NO_ADDRESS",      "VKSHIM_UUID"};
+      "VKSHIM_DISCRETE",      "VKSHIM_COHERENT",        "VKSHIM_DEVICES",
+      "VKSHIM_NO_EXPORT",     "VKSHIM_MAX_ALLOCATIONS", "VKSHIM_MAX_ALLOCATION_BYTES",
+      "VKSHIM_HEAP_BYTES",    "VKSHIM_NO_ADDRESS",      "VKSHIM_UUID",
+      "VKSHIM_NO_SEMAPHORES", "VKSHIM_NO_HOST_IMPORT"};
   for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
     (void)unsetenv(variables[i]);
   (void)unsetenv("QUAY_COPY_THREADS");

@@ -18,7 +18,7 @@ shim_device *shim_device_of(VkDevice device) {
   return found;
 }
 
-static bool is_lost(const shim_device *device) {
+bool shim_is_lost(const shim_device *device) {
   pthread_mutex_lock(&shim.lock);
   const bool lost = device->lost;
   pthread_mutex_unlock(&shim.lock);
@@ -46,9 +46,13 @@ VkResult shim_create_device(const shim_physical *physical, const VkDeviceCreateI
   VkDeviceCreateInfo changed = *info;
   const char *extensions[8] = {VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME};
   if (shim.settings.discrete) {
-    for (uint32_t i = 0; i < info->enabledExtensionCount; i++)
-      extensions[i + 1] = info->ppEnabledExtensionNames[i];
-    changed.enabledExtensionCount = info->enabledExtensionCount + 1;
+    changed.enabledExtensionCount = 1;
+    for (uint32_t i = 0; i < info->enabledExtensionCount; i++) {
+      const char *const name = info->ppEnabledExtensionNames[i];
+      if (strcmp(name, VK_KHR_EXTERNAL_SEMAPHORE_FD_EXTENSION_NAME) != 0 &&
+          strcmp(name, VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME) != 0)
+        extensions[changed.enabledExtensionCount++] = name;
+    }
     changed.ppEnabledExtensionNames = extensions;
     changed.queueCreateInfoCount = 1;
     changed.pQueueCreateInfos = &queue;
@@ -96,66 +100,13 @@ static VKAPI_ATTR void VKAPI_CALL destroy_device(VkDevice handle,
   free(device);
 }
 
-/* Semaphores. */
-
-static VKAPI_ATTR VkResult VKAPI_CALL create_semaphore(VkDevice handle,
-                                                       const VkSemaphoreCreateInfo *info,
-                                                       const VkAllocationCallbacks *allocator,
-                                                       VkSemaphore *out) {
-  VkResult result;
-  if (shim_fails("vkCreateSemaphore", &result))
-    return result;
-  result = shim_device_of(handle)->vkCreateSemaphore(handle, info, allocator, out);
-  pthread_mutex_lock(&shim.lock);
-  shim.census.semaphores += result == VK_SUCCESS;
-  pthread_mutex_unlock(&shim.lock);
-  return result;
-}
+/* Command pools. */
 
 /* Lets real work on it come to an end first, which a device that is lost would not wait for. */
 static void settle(shim_device *device) {
-  if (is_lost(device))
+  if (shim_is_lost(device))
     shim_settle(device);
 }
-
-static VKAPI_ATTR void VKAPI_CALL destroy_semaphore(VkDevice handle, VkSemaphore semaphore,
-                                                    const VkAllocationCallbacks *allocator) {
-  shim_device *const device = shim_device_of(handle);
-  settle(device);
-  device->vkDestroySemaphore(handle, semaphore, allocator);
-  pthread_mutex_lock(&shim.lock);
-  shim.census.semaphores -= semaphore != VK_NULL_HANDLE;
-  pthread_mutex_unlock(&shim.lock);
-}
-
-static VKAPI_ATTR VkResult VKAPI_CALL get_value(VkDevice handle, VkSemaphore semaphore,
-                                                uint64_t *out) {
-  shim_device *const device = shim_device_of(handle);
-  if (is_lost(device))
-    return VK_ERROR_DEVICE_LOST;
-  return device->vkGetSemaphoreCounterValue(handle, semaphore, out);
-}
-
-/* In slices, so that a loss ends it. */
-static VKAPI_ATTR VkResult VKAPI_CALL wait_semaphores(VkDevice handle,
-                                                      const VkSemaphoreWaitInfo *info,
-                                                      uint64_t timeout) {
-  const uint64_t slice = 1000 * 1000;
-  shim_device *const device = shim_device_of(handle);
-  VkResult result;
-  if (shim_fails("vkWaitSemaphores", &result))
-    return result;
-  do {
-    if (is_lost(device))
-      return VK_ERROR_DEVICE_LOST;
-    const uint64_t part = timeout < slice ? timeout : slice;
-    result = device->vkWaitSemaphores(handle, info, part);
-    timeout -= timeout == UINT64_MAX ? 0 : part;
-  } while (result == VK_TIMEOUT && timeout != 0);
-  return result;
-}
-
-/* Command pools. */
 
 static VKAPI_ATTR VkResult VKAPI_CALL create_pool(VkDevice handle,
                                                   const VkCommandPoolCreateInfo *info,
@@ -194,10 +145,10 @@ PFN_vkVoidFunction shim_device_function(const char *name) {
     PFN_vkVoidFunction function;
   } functions[] = {
 #define OWN(name, function) {name, SHIM_FUNCTION(function)}
-      OWN("vkDestroyDevice", destroy_device),       OWN("vkGetDeviceProcAddr", get_function),
-      OWN("vkCreateSemaphore", create_semaphore),   OWN("vkDestroySemaphore", destroy_semaphore),
-      OWN("vkGetSemaphoreCounterValue", get_value), OWN("vkWaitSemaphores", wait_semaphores),
-      OWN("vkCreateCommandPool", create_pool),      OWN("vkDestroyCommandPool", destroy_pool),
+      OWN("vkDestroyDevice", destroy_device),
+      OWN("vkGetDeviceProcAddr", get_function),
+      OWN("vkCreateCommandPool", create_pool),
+      OWN("vkDestroyCommandPool", destroy_pool),
 #undef OWN
   };
   for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++) {
@@ -205,5 +156,8 @@ PFN_vkVoidFunction shim_device_function(const char *name) {
       return functions[i].function;
   }
   const PFN_vkVoidFunction memory = shim_memory_function(name);
-  return memory != NULL ? memory : shim_queue_function(name);
+  if (memory != NULL)
+    return memory;
+  const PFN_vkVoidFunction semaphore = shim_semaphore_function(name);
+  return semaphore != NULL ? semaphore : shim_queue_function(name);
 }

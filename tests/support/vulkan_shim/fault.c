@@ -12,7 +12,8 @@ static struct counted {
 } functions[] = {
     {.name = "vkQueueSubmit"},     {.name = "vkAllocateMemory"},    {.name = "vkCreateBuffer"},
     {.name = "vkMapMemory"},       {.name = "vkCreateDevice"},      {.name = "vkWaitSemaphores"},
-    {.name = "vkCreateSemaphore"}, {.name = "vkCreateCommandPool"},
+    {.name = "vkCreateSemaphore"}, {.name = "vkCreateCommandPool"}, {.name = "vkGetSemaphoreFdKHR"},
+    {.name = "vkSignalSemaphore"}, {.name = "vkGetMemoryFdKHR"},
 };
 
 static struct counted *find(const char *name) {

@@ -22,6 +22,8 @@ static void read_settings(void) {
       .coherent = number("VKSHIM_COHERENT", 0) != 0,
       .no_address = number("VKSHIM_NO_ADDRESS", 0) != 0,
       .no_export = number("VKSHIM_NO_EXPORT", 0) != 0,
+      .no_semaphores = number("VKSHIM_NO_SEMAPHORES", 0) != 0,
+      .no_host_import = number("VKSHIM_NO_HOST_IMPORT", 0) != 0,
       .uuid = getenv("VKSHIM_UUID"),
       .devices = (uint32_t)(devices < SHIM_DEVICES_MAX ? devices : SHIM_DEVICES_MAX),
       .max_allocations = number("VKSHIM_MAX_ALLOCATIONS", 0),
@@ -228,17 +230,38 @@ get_external_semaphore(VkPhysicalDevice handle, const VkPhysicalDeviceExternalSe
       (PFN_vkGetPhysicalDeviceExternalSemaphoreProperties)real(
           "vkGetPhysicalDeviceExternalSemaphoreProperties");
   get(physical_of(handle)->real, info, out);
+  const VkSemaphoreTypeCreateInfo *const type =
+      chained((void *)(uintptr_t)info->pNext, VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO);
+  if (shim.settings.discrete && !shim.settings.no_semaphores && type != NULL &&
+      type->semaphoreType == VK_SEMAPHORE_TYPE_TIMELINE &&
+      info->handleType == VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT)
+    out->externalSemaphoreFeatures = VK_EXTERNAL_SEMAPHORE_FEATURE_EXPORTABLE_BIT;
+}
+
+static void hide(VkExtensionProperties *list, uint32_t count, const char *name) {
+  for (uint32_t i = 0; i < count; i++) {
+    if (strcmp(list[i].extensionName, name) == 0)
+      (void)snprintf(list[i].extensionName, sizeof list[i].extensionName, "VK_SHIM_hidden");
+  }
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL list_extensions(VkPhysicalDevice handle, const char *layer,
                                                       uint32_t *count, VkExtensionProperties *out) {
   PFN_vkEnumerateDeviceExtensionProperties list =
       (PFN_vkEnumerateDeviceExtensionProperties)real("vkEnumerateDeviceExtensionProperties");
+  const uint32_t room = *count;
   const VkResult result = list(physical_of(handle)->real, layer, count, out);
-  for (uint32_t i = 0; out != NULL && shim.settings.no_export && i < *count; i++) {
-    if (strcmp(out[i].extensionName, VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME) == 0)
-      (void)snprintf(out[i].extensionName, sizeof out[i].extensionName, "VK_SHIM_hidden");
+  if (out != NULL && shim.settings.no_export)
+    hide(out, *count, VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME);
+  if (out != NULL && shim.settings.no_host_import)
+    hide(out, *count, VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME);
+  if (!shim.settings.discrete || shim.settings.no_semaphores || result != VK_SUCCESS)
+    return result;
+  if (out != NULL && *count < room) {
+    (void)snprintf(out[*count].extensionName, sizeof out[*count].extensionName,
+                   VK_KHR_EXTERNAL_SEMAPHORE_FD_EXTENSION_NAME);
   }
+  (*count)++;
   return result;
 }
 

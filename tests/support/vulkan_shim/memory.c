@@ -58,6 +58,9 @@ static void end_file(shim_memory *memory) {
 
 static VKAPI_ATTR VkResult VKAPI_CALL get_file(VkDevice handle, const VkMemoryGetFdInfoKHR *info,
                                                int *out_file) {
+  VkResult result;
+  if (shim_fails("vkGetMemoryFdKHR", &result))
+    return result;
   const shim_memory *const memory = find_memory(info->memory);
   if (!shim.settings.discrete)
     return shim_device_of(handle)->vkGetMemoryFdKHR(handle, info, out_file);

@@ -45,30 +45,15 @@ static void hand_on(shim_device *device, const shim_submission *work) {
     shim_violation("the real queue answers %d", result);
 }
 
-static bool is_lost(const shim_device *device) {
-  pthread_mutex_lock(&shim.lock);
-  const bool lost = device->lost;
-  pthread_mutex_unlock(&shim.lock);
-  return lost;
+/* On the host, so that the real queue, which is in order, is not held up. */
+static bool wait_first(shim_device *device, const shim_submission *work) {
+  return work->wait == VK_NULL_HANDLE || shim_semaphore_await(device, work->wait, work->wait_value);
 }
 
-/* On the host, so that the real queue, which is in order, is not held up. False if the device is
- * lost meanwhile: what is waited for may never come then. */
-static bool wait_first(shim_device *device, const shim_submission *work) {
-  if (work->wait == VK_NULL_HANDLE)
-    return true;
-  const VkSemaphoreWaitInfo info = {
-      .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
-      .semaphoreCount = 1,
-      .pSemaphores = &work->wait,
-      .pValues = &work->wait_value,
-  };
-  const uint64_t step = 1000000; /* ns */
-  while (device->vkWaitSemaphores(device->real, &info, step) == VK_TIMEOUT) {
-    if (is_lost(device))
-      return false;
-  }
-  return true;
+void shim_real_idle(shim_device *device) {
+  pthread_mutex_lock(&real_lock);
+  (void)device->vkDeviceWaitIdle(device->real);
+  pthread_mutex_unlock(&real_lock);
 }
 
 void shim_settle(shim_device *device) {
@@ -78,9 +63,7 @@ void shim_settle(shim_device *device) {
       pthread_cond_wait(&shim.changed, &shim.lock);
   }
   pthread_mutex_unlock(&shim.lock);
-  pthread_mutex_lock(&real_lock);
-  (void)device->vkDeviceWaitIdle(device->real);
-  pthread_mutex_unlock(&real_lock);
+  shim_real_idle(device);
 }
 
 static void *run(void *argument) {
@@ -107,6 +90,8 @@ static void *run(void *argument) {
     if (!drop && wait_first(device, work)) {
       usleep((useconds_t)(rand_r(&seed) % 300));
       hand_on(device, work);
+      if (work->signal != VK_NULL_HANDLE)
+        shim_semaphore_mirror(device, work->signal, work->signal_value);
     }
     free(work);
     pthread_mutex_lock(&shim.lock);

@@ -28,7 +28,7 @@ enum {
 #define SHIM_ATOM ((uint64_t)256)
 
 typedef struct shim_settings {
-  bool validate, discrete, coherent, no_address, no_export;
+  bool validate, discrete, coherent, no_address, no_export, no_semaphores, no_host_import;
   uint32_t devices;
   const char *uuid;                                           /* NULL: the real one */
   uint64_t max_allocations, max_allocation_bytes, heap_bytes; /* 0: the real one */
@@ -83,6 +83,7 @@ typedef struct shim_device {
   X(vkCreateSemaphore)              \
   X(vkDestroySemaphore)             \
   X(vkGetSemaphoreCounterValue)     \
+  X(vkSignalSemaphore)              \
   X(vkWaitSemaphores)               \
   X(vkCreateCommandPool)            \
   X(vkDestroyCommandPool)
@@ -116,6 +117,13 @@ shim_device *shim_device_of(VkDevice device);
 VkResult shim_create_device(const shim_physical *physical, const VkDeviceCreateInfo *info,
                             const VkAllocationCallbacks *allocator, VkDevice *out_device);
 SHIM_EXPORT void vkshim_lose(void);
+bool shim_is_lost(const shim_device *device);
+/* semaphore.c */
+PFN_vkVoidFunction shim_semaphore_function(const char *name);
+/* Waits for a value. False if the device is lost meanwhile: it may never come then. */
+bool shim_semaphore_await(shim_device *device, VkSemaphore semaphore, uint64_t value);
+/* Once it is reached the other side of an exported one sees it. */
+void shim_semaphore_mirror(shim_device *device, VkSemaphore semaphore, uint64_t value);
 /* memory.c */
 PFN_vkVoidFunction shim_memory_function(const char *name);
 /* queue.c */
@@ -125,6 +133,8 @@ void shim_queues_begin(shim_device *device);
 void shim_queues_end(shim_device *device);
 /* Of a device that is lost: waits until real work on it is done, and no more is handed on. */
 void shim_settle(shim_device *device);
+/* Waits for what was handed on. */
+void shim_real_idle(shim_device *device);
 /* messages.c */
 void shim_messages_begin(VkInstance instance);
 void shim_messages_end(VkInstance instance);

@@ -10,6 +10,8 @@
  *   VKSHIM_DEVICES=2    so many devices, which are the same one, with UUIDs of their own
  *   VKSHIM_UUID=TEXT    the 16 characters are the UUID of the first device
  *   VKSHIM_NO_ADDRESS=1, VKSHIM_NO_EXPORT=1   without the feature, without the extension
+ *   VKSHIM_NO_SEMAPHORES=1   a discrete device's semaphores can't be exported
+ *   VKSHIM_NO_HOST_IMPORT=1  and it can't import host memory
  *   VKSHIM_MAX_ALLOCATIONS, VKSHIM_MAX_ALLOCATION_BYTES, VKSHIM_HEAP_BYTES   limits */
 #ifndef QUAY_TESTS_SUPPORT_VKSHIM_H
 #define QUAY_TESTS_SUPPORT_VKSHIM_H
@@ -32,7 +34,7 @@ typedef struct vkshim_control {
   /* The n-th call from now of the function of this name fails with `result` (a VkResult); n = 0:
    * none does. Functions that return a VkResult and are counted: vkQueueSubmit, vkAllocateMemory,
    * vkCreateBuffer, vkMapMemory, vkCreateDevice, vkWaitSemaphores, vkCreateCommandPool,
-   * vkCreateSemaphore. */
+   * vkCreateSemaphore, vkGetSemaphoreFdKHR, vkSignalSemaphore, vkGetMemoryFdKHR. */
   void (*fail)(const char *function, uint64_t n, int result);
   /* Calls so far. */
   uint64_t (*calls)(const char *function);
