@@ -50,9 +50,10 @@
  *     keep=default   holds about a sixtieth more than was ever in use at once; where that means
  *                    giving memory back and taking it again all the time, up to an eighth more
  *     keep=tight     a 250th more, at most a thirtieth, for more calls of the driver
- *     block=BYTES    what is taken from the backend at a time (a power of two from 64 KiB to 1
- * GiB); default: grows with what is taken already max=BYTES      reserves no more: LIMIT_EXCEEDED.
- * A share of the device's memory is written as max=50% */
+ *     block=BYTES    what is taken from the backend at a time, a power of two from 64 KiB to 1 GiB;
+ *                    default: grows with what is taken already
+ *     max=BYTES      reserves no more: LIMIT_EXCEEDED. A share of the device's memory is written as
+ *                    max=50% */
 #ifndef QUAY_LAYERS_H
 #define QUAY_LAYERS_H
 
