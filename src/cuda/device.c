@@ -265,9 +265,11 @@ static quay_status open_context(quay__cuda_device *device) {
   }
   if (result == QUAY__CU_SUCCESS)
     return QUAY_OK;
-  const quay_status status = fail_make(result, ordinal, "no stream can be made on it");
-  (void)api->cuDevicePrimaryCtxRelease(device->handle);
-  return status;
+  const quay__cu_result released = api->cuDevicePrimaryCtxRelease(device->handle);
+  return fail_make(result, ordinal,
+                   released == QUAY__CU_SUCCESS
+                       ? "no stream can be made on it"
+                       : "no stream can be made on it, nor can its context be given back");
 }
 
 static void close_context(quay__cuda_device *device) {

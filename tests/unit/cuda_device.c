@@ -32,6 +32,18 @@ Test(cuda_device, an_ability_that_the_driver_does_not_know_is_one_that_the_devic
   quay_allocator_release(allocator);
 }
 
+Test(cuda_device, an_opening_that_fails_says_that_the_context_is_still_held) {
+  quay_allocator *allocator = NULL;
+  raw.control->fail("cuStreamCreateWithPriority", 1, 999);
+  raw.control->fail("cuDevicePrimaryCtxRelease_v2", 1, 999);
+  CHECK_FAILS(quay_allocator_open("cuda:0", &allocator), QUAY_STATUS_UNAVAILABLE);
+  CHECK_MESSAGE("nor can its context be given back");
+  cr_assert_eq(raw.release(0), 0); /* as the test can */
+  raw.control->fail("cuStreamCreateWithPriority", 1, 999);
+  CHECK_FAILS(quay_allocator_open("cuda:0", &allocator), QUAY_STATUS_UNAVAILABLE);
+  cr_assert_null(strstr(quay_last_error()->message, "its context"));
+}
+
 /* What cudaDeviceReset() does. */
 static void reset_as_another_library(void) {
   int (*reset)(int device);
