@@ -284,9 +284,9 @@ static void parse_variant(int option, variant *out) {
   if (option == 'b')
     out->bound = true;
   if (option == 'g')
-    out->streaming = strcmp(optarg, "streaming") == 0;
+    out->streaming = optarg != NULL && strcmp(optarg, "streaming") == 0;
   if (option == 'p')
-    out->driver = strcmp(optarg, "alloc") == 0;
+    out->driver = optarg != NULL && strcmp(optarg, "alloc") == 0;
 }
 
 static settings parse(int argc, char **argv) {

@@ -36,7 +36,7 @@ static unsigned char *make_pinned(uint64_t size) {
   return made_bytes[at];
 }
 
-static void end_pinned(unsigned char *memory, uint64_t size) {
+static void end_pinned(const unsigned char *memory, uint64_t size) {
   (void)size;
   for (int at = 0; at < MADE_MAX; at++) {
     if (made[at] == NULL || made_bytes[at] != memory)
@@ -62,8 +62,9 @@ static int list_processors(int *out) {
                cpu);
       FILE *file = CPU_ISSET((size_t)cpu, &allowed) ? fopen(path, "r") : NULL;
       if (file != NULL) {
-        if (fscanf(file, "%d", &first) != 1)
-          first = cpu;
+        char text[32] = "";
+        if (fgets(text, sizeof text, file) != NULL)
+          first = (int)strtol(text, NULL, 10);
         fclose(file);
       }
       if (CPU_ISSET((size_t)cpu, &allowed) && (first == cpu) == (pass == 0))
@@ -312,9 +313,10 @@ void bench_sweep(const bench *all) {
     variant v = {.driver = (kind & 1) != 0, .bound = (kind & 2) != 0};
     whole = sweep_slots(all, &v, until);
   }
-  if (!whole)
+  if (!whole) {
     printf("\nthe sweep was stopped after %d seconds, with %d combinations\n", all->set.seconds,
            result_count);
+  }
   for (int way = 0; way < WAYS; way++)
     print_way(all, way);
   bench_use(all, &(variant){.threads = 8});

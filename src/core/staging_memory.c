@@ -28,8 +28,9 @@ typedef struct segment {
   uint64_t id;
   quay_device *device; /* that page-locked it, not retained: it drops it; NULL: nobody did */
   bool leaving;        /* nobody takes from it any more */
-  void (*end)(unsigned char *memory, uint64_t size); /* of memory of another making; or NULL */
-  uint64_t taken[];                                  /* a bit a page */
+  void (*end)(const unsigned char *memory,
+              uint64_t size); /* of memory of another making; or NULL */
+  uint64_t taken[];           /* a bit a page */
 } segment;
 
 /* Guarded by QUAY__LOCK_STAGING. */

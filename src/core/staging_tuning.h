@@ -24,7 +24,7 @@ typedef struct quay__staging_tuning {
   /* Page-locked memory of another making, for segments of any device; NULL: the system's pages,
    * locked by the device. */
   unsigned char *(*memory_make)(uint64_t size);
-  void (*memory_end)(unsigned char *memory, uint64_t size);
+  void (*memory_end)(const unsigned char *memory, uint64_t size);
 } quay__staging_tuning;
 
 const quay__staging_tuning *quay__staging_tuning_get(void);

@@ -198,7 +198,10 @@ static void check_progress_on_stream(const char *spec) {
   MUST(quay_stream_create(quay_allocator_device(m.allocator), NULL, &stream));
   quay_buffer *from = pattern_buffer(m.allocator, FILE_SIZE, 5);
   quay_buffer *to = pattern_buffer(m.allocator, FILE_SIZE, 1);
-  quay_copy_pair pairs[2 * TENSORS];
+  enum {
+    PAIRS = 2 * TENSORS
+  };
+  quay_copy_pair pairs[PAIRS];
   for (uint64_t i = 0; i < TENSORS; i++) {
     pairs[2 * i] = m.pairs[i];
     const uint64_t at = (TENSORS - 1 - i) * TENSOR; /* no neighbours */
@@ -207,7 +210,7 @@ static void check_progress_on_stream(const char *spec) {
   watched w = {.whole = true};
   const quay_copy_options options = {.stream = stream, .progress = watch, .progress_user = &w};
   MUST(quay_buffer_fill_on(from, "abcd", 4, stream)); /* comes before what the list reads */
-  MUST(quay_copy_many(pairs, 2 * TENSORS, &options));
+  MUST(quay_copy_many(pairs, PAIRS, &options));
   cr_assert(w.whole, "a pair reported by itself");
   cr_assert_eq(w.seen.last, 2 * (uint64_t)FILE_SIZE);
   cr_assert_geq(w.calls, 2u);

@@ -199,7 +199,7 @@ static unsigned char *make_pinned(uint64_t size) {
   return bytes;
 }
 
-static void end_pinned(unsigned char *memory, uint64_t size) {
+static void end_pinned(const unsigned char *memory, uint64_t size) {
   for (int at = 0; at < MADE_MAX; at++) {
     void *bytes = NULL;
     if (made[at] == NULL)
