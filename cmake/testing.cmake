@@ -193,7 +193,8 @@ function(quay_add_fuzzer)
     set_property(GLOBAL APPEND PROPERTY QUAY_FUZZERS
       "$<TARGET_FILE:${program}>|${corpus}|${dictionary}")
   else()
-    target_sources(${program} PRIVATE ${PROJECT_SOURCE_DIR}/tests/fuzz/replay.c)
+    target_sources(${program} PRIVATE ${PROJECT_SOURCE_DIR}/tests/fuzz/replay.c
+      ${PROJECT_SOURCE_DIR}/tests/support/random.c)
     quay_add_test_run(NAME fuzz.${arg_NAME} PROGRAM ${program} ARGUMENTS ${corpus})
   endif()
 endfunction()

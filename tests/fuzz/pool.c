@@ -11,17 +11,21 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum {
   BLOCKS = 32,
-  POOLS = 4,
+  POOLS = 6,
   EDGE = 256 /* bytes at both ends of a block that are written and looked at */
 };
 
-static const char *const specs[POOLS] = {"pool+cpu", "pool:keep=tight,max=64MiB+cpu",
+static const char *const specs[POOLS] = {"pool+cpu",
+                                         "pool:keep=tight,max=64MiB+cpu",
                                          "pool:max=16MiB+cpu:align=256",
-                                         "pool:block=1MiB+pool+cpu"};
+                                         "pool:block=1MiB+pool+cpu",
+                                         "track+pool+cpu",
+                                         "pool:keep=tight+track+cpu"};
 
 typedef struct state {
   const uint8_t *data;
   size_t left;
+  uint32_t reach; /* sizes are below 2 to the power of this */
   quay_allocator *pool;
   quay_raw_buffer blocks[BLOCKS];
 } state;
@@ -54,7 +58,7 @@ static void check_edges(const quay_raw_buffer *raw, int value) {
 
 static void allocate(state *s) {
   const uint32_t number = take(s, BLOCKS);
-  const uint64_t size = take(s, 1u << take(s, 24)) + take(s, 3);
+  const uint64_t size = take(s, 1u << take(s, s->reach)) + take(s, 3);
   const quay_alloc_options options = {
       .alignment = UINT64_C(1) << take(s, 23),
       .zeroed = take(s, 4) == 0,
@@ -96,22 +100,44 @@ static void trim(state *s) {
   check_stats(s);
 }
 
+static void end_blocks(state *s) {
+  quay_stats stats;
+  for (uint32_t i = 0; i < BLOCKS; i++) {
+    if (s->blocks[i].owner != NULL)
+      check_edges(&s->blocks[i], (int)i + 1);
+    quay_raw_buffer_free(&s->blocks[i]);
+  }
+  CHECK(quay_allocator_stats(s->pool, &stats) == QUAY_OK);
+  CHECK(stats.live_count == 0 && stats.live_bytes == 0);
+}
+
+static void end_pool(state *s) {
+  quay_stats stats;
+  CHECK(quay_allocator_trim(s->pool, NULL) == QUAY_OK);
+  CHECK(quay_allocator_stats(s->pool, &stats) == QUAY_OK);
+  CHECK(stats.reserved_bytes == 0);
+  quay_allocator_release(s->pool);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   static void (*const operations[])(state * s) = {allocate, allocate, allocate,
                                                   release,  release,  trim};
+  /* Most sequences begin with what the ones before have left free. */
+  static quay_allocator *kept[POOLS];
   state s = {.data = data, .left = size};
-  CHECK(quay_allocator_open(specs[take(&s, POOLS)], &s.pool) == QUAY_OK);
+  const uint32_t choice = take(&s, 32 * POOLS), kind = choice % POOLS;
+  const bool fresh = choice < POOLS;
+  s.reach = fresh ? 24 : 19; /* pages of what is large take long to come and go */
+  if (fresh || kept[kind] == NULL)
+    CHECK(quay_allocator_open(specs[kind], &s.pool) == QUAY_OK);
+  else
+    s.pool = kept[kind];
   while (s.left > 0)
     operations[take(&s, sizeof operations / sizeof operations[0])](&s);
-  for (uint32_t i = 0; i < BLOCKS; i++) {
-    if (s.blocks[i].owner != NULL)
-      check_edges(&s.blocks[i], (int)i + 1);
-    quay_raw_buffer_free(&s.blocks[i]);
-  }
-  CHECK(quay_allocator_trim(s.pool, NULL) == QUAY_OK);
-  quay_stats stats;
-  CHECK(quay_allocator_stats(s.pool, &stats) == QUAY_OK);
-  CHECK(stats.live_count == 0 && stats.reserved_bytes == 0);
-  quay_allocator_release(s.pool);
+  end_blocks(&s);
+  if (fresh)
+    end_pool(&s);
+  else
+    kept[kind] = s.pool;
   return 0;
 }

@@ -1,13 +1,25 @@
-/* A main() for fuzz targets without libFuzzer: runs the target on every file of the folders and on
- * every file that the arguments name, and on the empty input. */
+/* A main() for fuzz targets without libFuzzer.
+ *
+ *   PATH...                      runs the target on every file that the arguments name, on every
+ * file of the folders among them, and on the empty input
+ *   --random COUNT SEED [FIRST]  runs it on so many inputs drawn from a seed: many times as many a
+ *                                second as libFuzzer, which looks where it has not been
+ *
+ * Input number n of a seed is always the same; where the target fails on it, its number is printed,
+ * and `--random 1 SEED n` repeats it. */
 #include <dirent.h>
 #include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+#include "support/random.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -63,7 +75,62 @@ static bool replay_path(const char *path) {
   return S_ISDIR(status.st_mode) ? replay_folder(path) : replay_file(path, (size_t)status.st_size);
 }
 
+/* Random inputs. */
+
+enum {
+  RANDOM_LENGTH =
+      192, /* bytes at most: sequences are short, so that there are many kinds of them */
+  REPORT_EVERY = 1000000
+};
+
+static uint64_t random_seed, random_number;
+
+/* The target has failed: says on what. */
+static void report_input(int signal_number) {
+  char line[128];
+  const int size = snprintf(line, sizeof line, "failed on: --random 1 %" PRIu64 " %" PRIu64 "\n",
+                            random_seed, random_number);
+  if (write(STDERR_FILENO, line, (size_t)size) != size)
+    _exit(EXIT_FAILURE);
+  signal(signal_number, SIG_DFL);
+  raise(signal_number);
+}
+
+static size_t draw_input(uint64_t seed, uint64_t number, uint8_t out_data[RANDOM_LENGTH]) {
+  uint64_t state = seed * UINT64_C(0x9e3779b97f4a7c15) + number;
+  (void)quay_test_random(&state);
+  const size_t size = 1 + quay_test_random(&state) % RANDOM_LENGTH;
+  for (size_t i = 0; i < size; i++)
+    out_data[i] = (uint8_t)(quay_test_random(&state) >> 24);
+  return size;
+}
+
+static int run_random(int count, char **values) {
+  if (count < 2 || count > 3) {
+    fprintf(stderr, "usage: --random COUNT SEED [FIRST]\n");
+    return 2;
+  }
+  const uint64_t inputs = strtoull(values[0], NULL, 10);
+  const uint64_t first = count > 2 ? strtoull(values[2], NULL, 10) : 0;
+  random_seed = strtoull(values[1], NULL, 10);
+  signal(SIGABRT, report_input);
+  signal(SIGSEGV, report_input);
+  signal(SIGBUS, report_input);
+  for (random_number = first; random_number < first + inputs; random_number++) {
+    uint8_t data[RANDOM_LENGTH];
+    run(data, draw_input(random_seed, random_number, data));
+    if (runs % REPORT_EVERY == 0) {
+      printf("%zu inputs\n", runs);
+      (void)fflush(stdout);
+    }
+  }
+  printf("%zu random inputs of seed %" PRIu64 "\n", runs, random_seed);
+  return EXIT_SUCCESS;
+}
+
 int main(int count, char **values) {
+  if (count > 1 && strcmp(values[1], "--random") == 0)
+    return run_random(count - 2, values + 2);
   bool whole = true;
   run((const uint8_t *)"", 0);
   for (int i = 1; i < count; i++) {
