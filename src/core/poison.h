@@ -4,6 +4,7 @@
 #ifndef QUAY_CORE_POISON_H
 #define QUAY_CORE_POISON_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -22,6 +23,17 @@
 #include <valgrind/memcheck.h>
 #endif
 #endif
+
+/* Whether anybody listens: for those who would have to find out much to tell. */
+static inline bool quay__poison_works(void) {
+#if defined(QUAY__ASAN)
+  return true;
+#elif defined(QUAY__MEMCHECK)
+  return RUNNING_ON_VALGRIND != 0;
+#else
+  return false;
+#endif
+}
 
 /* Any access is an error from now on. */
 static inline void quay__poison(const void *memory, size_t size) {

@@ -6,6 +6,7 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/os.h"
+#include "core/poison.h"
 #include "core/registry.h"
 #include "layers/pool_impl.h"
 
@@ -235,6 +236,7 @@ static quay__pool *make_pool(const settings *from, quay_allocator *inner) {
   pool->inner = inner;
   pool->has_streams = inner->device->has_streams;
   pool->tight = from->tight;
+  pool->poisons = quay__poison_works();
   pool->block_bytes = from->block_bytes;
   pool->max_bytes = from->max_bytes;
   pool->granule_log2 = (uint32_t)__builtin_ctzll(quay__max(inner->alignment, 64));

@@ -265,7 +265,7 @@ static quay_status take_slowly(quay__pool *pool, const quay__pool_want *want,
 
 static void describe(quay__pool *pool, quay__extent *extent, uint64_t size,
                      quay_raw_buffer *out_raw) {
-  const quay__pool_region *const region = quay__pool_region_of(extent);
+  quay__pool_region *const region = quay__pool_region_of(extent);
   quay_allocator *const inner = pool->inner;
   if (region->direct || pool->mode == QUAY__POOL_WHOLE) {
     *out_raw = region->raw;
@@ -275,6 +275,8 @@ static void describe(quay__pool *pool, quay__extent *extent, uint64_t size,
     inner->vtable.window(inner, &region->raw, extent->offset, size, out_raw);
   }
   out_raw->cookie = (uint64_t)(uintptr_t)extent;
+  if (pool->poisons)
+    quay__pool_expose(region, extent, size, (out_raw->flags & (uint32_t)QUAY_RAW_ZEROED) != 0);
 }
 
 static bool is_direct(const quay__pool *pool, const quay_alloc_request *request) {
@@ -358,7 +360,7 @@ void quay__pool_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event
     return;
   }
   quay__extent *const extent = (quay__extent *)(uintptr_t)raw->cookie;
-  const quay__pool_region *const region = quay__pool_region_of(extent);
+  quay__pool_region *const region = quay__pool_region_of(extent);
   if (region->direct) {
     free_direct(pool, extent, pending, count);
     return;
@@ -371,6 +373,8 @@ void quay__pool_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event
     quay__pool_heap_hold(pool, extent, pending, count);
     return;
   }
+  if (extent->user == NULL)
+    quay__pool_poison(pool, region, extent);
   if (!cache_put(pool, extent))
     quay__pool_heap_give(pool, &extent, 1);
 }

@@ -156,7 +156,8 @@ static bool hold(quay__pool *pool, quay__extent *extent, quay_event *const *pend
 }
 
 /* With no memory to remember it by, the work is waited for. */
-static void wait_for(quay__extent *extent, quay_event *const *pending, size_t count) {
+static void wait_for(quay__pool *pool, quay__extent *extent, quay_event *const *pending,
+                     size_t count) {
   quay_event *const inherited = extent->user;
   extent->user = NULL;
   quay__error_shield();
@@ -169,6 +170,7 @@ static void wait_for(quay__extent *extent, quay_event *const *pending, size_t co
   }
   quay__error_unshield();
   quay_event_release(inherited);
+  quay__pool_poison(pool, quay__pool_region_of(extent), extent);
 }
 
 void quay__pool_heap_hold(quay__pool *pool, quay__extent *extent, quay_event *const *pending,
@@ -180,7 +182,7 @@ void quay__pool_heap_hold(quay__pool *pool, quay__extent *extent, quay_event *co
   quay__lock_release(&pool->lock);
   if (held)
     return;
-  wait_for(extent, pending, count);
+  wait_for(pool, extent, pending, count);
   if (quay__pool_region_of(extent)->direct) {
     quay__pool_direct_end(pool, quay__pool_region_of(extent), NULL, 0);
   } else {
@@ -223,7 +225,7 @@ void quay__pool_heap_give(quay__pool *pool, quay__extent *const *extents, uint32
     extents += given;
     count -= given;
     if (quay__pool_is_current(pool, quay__pool_region_of(extents[0]))) {
-      wait_for(extents[0], NULL, 0);
+      wait_for(pool, extents[0], NULL, 0);
     } else {
       quay__pool_heap_give_stale(pool, extents[0]);
       extents++;

@@ -6,6 +6,7 @@
  *   pool_pending.c  extents that device work may still use
  *   pool_grow.c     more memory: where it goes, what is given up for it, out of memory, trim
  *   pool_region.c   blocks and reservations of the inner allocator
+ *   pool_poison.c   what AddressSanitizer and Valgrind are told
  *
  * A block is a taken extent (offset_allocator.h), whose address is the raw buffer's cookie. Locks:
  * a thread's cache (a spin lock) or the pool's lock, never both, and neither while the inner
@@ -62,6 +63,10 @@ typedef struct quay__pool_region {
   quay__extent *first; /* the extent at offset 0, for good */
   uint64_t live;       /* stale: bytes that the program has not freed; else UINT64_MAX */
   uint32_t *commits;   /* QUAY_ALLOCATOR_WHOLE_PAGES: by page, see pool_region.c; else NULL */
+  /* Poison, where there are tools that look: the host's address of offset 0, else NULL; and the
+   * bytes from there that may be poisoned. */
+  char *host;
+  atomic_uint_fast64_t reach;
 } quay__pool_region;
 
 /* A stream that memory was asked for, and the set of its number. */
@@ -109,6 +114,7 @@ typedef struct quay__pool {
   bool has_streams;
   bool whole_pages; /* QUAY_ALLOCATOR_WHOLE_PAGES */
   bool tight;       /* keep=tight */
+  bool poisons;     /* what is free is poisoned, see pool_poison.c */
   quay__spin_set spins;
 
   quay__lock lock; /* guards all below */
@@ -203,6 +209,25 @@ quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
 uint64_t quay__pool_release_free(quay__pool *pool);
 /* With the lock held: one allocation more, for which memory may be given back. */
 void quay__pool_earn(quay__pool *pool);
+
+/* pool_poison.c: no operations unless quay__pool.poisons is set. */
+
+/* Finds the host's address of the region's memory. */
+void quay__pool_poison_begin(const quay__pool *pool, quay__pool_region *region);
+/* Nothing of the region is poisoned any more. */
+void quay__pool_poison_end(quay__pool_region *region);
+/* Memory that has come: nobody's yet. */
+void quay__pool_poison_range(quay__pool_region *region, uint64_t offset, uint64_t size);
+void quay__pool_unpoison_range(quay__pool_region *region, uint64_t offset, uint64_t size);
+/* An extent that has become free, and that no work uses. */
+static inline void quay__pool_poison(quay__pool *pool, quay__pool_region *region,
+                                     const quay__extent *extent) {
+  if (pool->poisons)
+    quay__pool_poison_range(region, extent->offset, extent->size);
+}
+/* A block that is handed out. */
+void quay__pool_expose(quay__pool_region *region, const quay__extent *extent, uint64_t size,
+                       bool zeroed);
 
 /* pool_region.c */
 

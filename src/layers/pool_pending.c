@@ -81,6 +81,7 @@ static bool make_ready(quay__pool *pool, const question *asked) {
         continue;
       each->user = NULL;
       quay__event_release_later(own, &pool->dead);
+      quay__pool_poison(pool, pool->regions[each->region], each);
       quay__offsets_move(arena, each, QUAY__POOL_READY);
       any = true;
     }
@@ -194,8 +195,10 @@ static void let_go(quay__pool *pool, quay__extent *extent) {
   quay__lock_acquire(&pool->lock);
   pool->held_bytes -= extent->size;
   drop_events(pool, extent);
-  if (!region->direct && current)
+  if (!region->direct && current) {
+    quay__pool_poison(pool, region, extent);
     quay__pool_heap_put(pool, extent);
+  }
   quay__lock_release(&pool->lock);
   if (region->direct) {
     quay__pool_direct_end(pool, region, NULL, 0);

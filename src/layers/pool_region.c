@@ -51,6 +51,9 @@ static bool make_room(quay__pool *pool) {
 static quay_status enter(quay__pool *pool, quay__pool_region *region, uint32_t set, uint64_t take,
                          quay__extent **out_taken) {
   quay__offsets *const arena = &pool->arenas[region->arena];
+  quay__pool_poison_begin(pool, region);
+  if (set == QUAY__POOL_READY)
+    quay__pool_poison_range(region, 0, region->size);
   quay__lock_acquire(&pool->lock);
   const bool room = make_room(pool) && quay__offsets_provision(arena, 4);
   if (room) {
@@ -68,6 +71,7 @@ static quay_status enter(quay__pool *pool, quay__pool_region *region, uint32_t s
   quay__lock_release(&pool->lock);
   if (room)
     return QUAY_OK;
+  quay__pool_poison_end(region);
   quay__free(pool->inner, &region->raw, NULL, 0);
   return quay__fail_out_of_memory(sizeof *region, "the regions of a pool");
 }
@@ -142,7 +146,11 @@ quay_status quay__pool_region_reserve(quay__pool *pool, const quay__pool_want *w
 static quay_status commit_one(quay__pool *pool, quay__pool_region *region, uint64_t offset,
                               uint64_t size) {
   quay_allocator *const inner = pool->inner;
-  QUAY_TRY(inner->vtable.commit(inner, &region->raw, offset, size));
+  quay__pool_unpoison_range(region, offset, size); /* the backend may write to it */
+  const quay_status status = inner->vtable.commit(inner, &region->raw, offset, size);
+  quay__pool_poison_range(region, offset, size);
+  if (status != QUAY_OK)
+    return status;
   if (region->commits == NULL)
     return QUAY_OK;
   const uint64_t first = offset / pool->page;
@@ -249,6 +257,7 @@ void quay__pool_region_leave(quay__pool *pool, quay__pool_region *region) {
 
 void quay__pool_region_end(quay__pool *pool, quay__pool_region *region, quay_event *const *pending,
                            size_t count) {
+  quay__pool_poison_end(region);
   quay__free(pool->inner, &region->raw, pending, count);
   destroy(region);
 }

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/poison.h"
 #include "support/log.h"
 #include "support/random.h"
 #include "support/status.h"
@@ -553,3 +554,65 @@ Test(pool, a_child_of_a_fork_goes_on_with_it_whatever_other_threads_were_doing) 
   quay_raw_buffer_free(&before);
   quay_allocator_release(pool);
 }
+
+/* AddressSanitizer. */
+
+#ifdef QUAY__ASAN
+
+/* Whether all of [from, to) is poisoned, or none of it. */
+static void check_poison(const unsigned char *bytes, uint64_t from, uint64_t to, bool expected,
+                         const char *what) {
+  for (uint64_t i = from; i < to; i++)
+    cr_assert_eq(__asan_address_is_poisoned(bytes + i) != 0, expected, "%s: byte %zu", what,
+                 (size_t)i);
+}
+
+/* By pages, by blocks and around other layers. */
+static const char *const poisoned_specs[] = {"pool+cpu",       "pool:keep=tight+cpu",
+                                             "pool+mmap:/tmp", "pool+pool+cpu",
+                                             "pool+guard+cpu", "track+pool+cpu"};
+static const uint64_t poisoned_sizes[] = {1, 100, 5000, 300 * KIB + 3, 2 * MIB + 5};
+
+Test(pool, what_is_free_is_poisoned_and_what_is_live_is_not) {
+  for (size_t i = 0; i < sizeof poisoned_specs / sizeof poisoned_specs[0]; i++) {
+    quay_allocator *const pool = open_spec(poisoned_specs[i]);
+    for (size_t k = 0; k < sizeof poisoned_sizes / sizeof poisoned_sizes[0]; k++) {
+      const uint64_t size = poisoned_sizes[k];
+      quay_raw_buffer raw = allocate(pool, size);
+      unsigned char *const bytes = bytes_of(&raw);
+      check_poison(bytes, 0, size, false, poisoned_specs[i]);
+      memset(bytes, 0x5a, size);
+      quay_raw_buffer_free(&raw);
+      check_poison(bytes, 0, size, true, poisoned_specs[i]);
+      raw = allocate(pool, size);
+      check_poison(bytes_of(&raw), 0, size, false, poisoned_specs[i]);
+      quay_raw_buffer_free(&raw);
+    }
+    CHECK_OK(quay_allocator_trim(pool, NULL));
+    quay_allocator_release(pool);
+  }
+}
+
+Test(pool, bytes_of_a_live_block_beyond_those_asked_for_are_poisoned) {
+  quay_allocator *const pool = open_spec("pool+cpu");
+  quay_raw_buffer raw = allocate(pool, 100);
+  check_poison(bytes_of(&raw), 100, 128, true, "a block of 100 bytes");
+  quay_raw_buffer_free(&raw);
+  quay_allocator_release(pool);
+}
+
+/* The C library hands the same addresses to others. */
+Test(pool, memory_that_goes_back_to_the_inner_allocator_is_not_poisoned) {
+  static const char *const specs[] = {"pool+cpu", "pool:block=64KiB+guard:quarantine=0+cpu"};
+  for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+    quay_allocator *const pool = open_spec(specs[i]);
+    quay_raw_buffer raw = allocate(pool, 5000);
+    const unsigned char *const bytes = bytes_of(&raw);
+    quay_raw_buffer_free(&raw);
+    check_poison(bytes, 0, 5000, true, specs[i]);
+    quay_allocator_release(pool);
+    check_poison(bytes, 0, 5000, false, specs[i]);
+  }
+}
+
+#endif
