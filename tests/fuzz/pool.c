@@ -125,9 +125,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   /* Most sequences begin with what the ones before have left free. */
   static quay_allocator *kept[POOLS];
   state s = {.data = data, .left = size};
-  const uint32_t choice = take(&s, 32 * POOLS), kind = choice % POOLS;
+  const uint32_t choice = take(&s, 128 * POOLS), kind = choice % POOLS;
   const bool fresh = choice < POOLS;
-  s.reach = fresh ? 24 : 19; /* pages of what is large take long to come and go */
+  s.reach = fresh ? 24 : 16; /* pages of what is large take long to come and go */
   if (fresh || kept[kind] == NULL)
     CHECK(quay_allocator_open(specs[kind], &s.pool) == QUAY_OK);
   else
