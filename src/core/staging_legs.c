@@ -9,6 +9,7 @@
 #include "core/lock.h"
 #include "core/os.h"
 #include "core/staging_ring.h"
+#include "core/stream_impl.h"
 
 static uint64_t now(const quay__ring *ring) {
   return ring->report != NULL ? quay__os_nanoseconds() : 0;
@@ -364,16 +365,10 @@ quay_status quay__staging_settle(quay_device *device, uint64_t stream, quay_stat
   quay__error_state error;
   if (status != QUAY_OK)
     quay__error_save(&error);
-  quay_status waited = device->vtable.stream_synchronize(device, stream);
+  const quay_status waited = quay__stream_settle(device, stream);
   if (status == QUAY_OK && waited != QUAY_OK) {
     status = waited;
     quay__error_save(&error);
-  }
-  if (waited != QUAY_OK && quay_device_health(device) == QUAY_HEALTH_OK)
-    waited = device->vtable.stream_synchronize(device, stream);
-  if (waited != QUAY_OK && quay_device_health(device) == QUAY_HEALTH_OK) {
-    quay_log(QUAY_LOG_ERROR, "a failed copy on %s can't be waited for: %s", device->name,
-             quay_last_error()->message);
   }
   if (status != QUAY_OK)
     quay__error_restore(&error);

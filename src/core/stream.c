@@ -231,14 +231,36 @@ quay_status quay_event_record(quay_stream *stream, quay_event **out_event) {
   return QUAY_OK;
 }
 
+quay_status quay__stream_settle(quay_device *device, uint64_t native) {
+  const quay_status status = device->vtable.stream_synchronize(device, native);
+  if (status == QUAY_OK || quay_device_health(device) != QUAY_HEALTH_OK)
+    return status;
+  quay__error_state error;
+  quay__error_save(&error);
+  if (device->vtable.synchronize(device) != QUAY_OK &&
+      quay_device_health(device) == QUAY_HEALTH_OK) {
+    quay_device_mark_lost(
+        device, 0, NULL,
+        "nothing tells when work on it ends, so that its memory can't be used any "
+        "more: %s",
+        quay_last_error()->message);
+  }
+  quay__error_restore(&error);
+  return status;
+}
+
 quay_status quay__event_record_or_wait(quay_stream *stream, quay_event **out_event) {
   *out_event = NULL;
-  if (!stream->device->has_streams)
+  quay_device *device = stream->device;
+  if (!device->has_streams)
     return QUAY_OK;
   quay__error_shield();
   quay_status status = quay_event_record(stream, out_event);
   quay__error_unshield();
-  return status == QUAY_OK ? QUAY_OK : quay_stream_synchronize(stream);
+  if (status == QUAY_OK)
+    return QUAY_OK;
+  QUAY_TRY(quay__device_check(device));
+  return quay__stream_settle(device, stream->native);
 }
 
 quay_status quay_event_query(quay_event *event, bool *out_done) {

@@ -50,6 +50,11 @@ quay_status quay__stream_check(quay_stream *stream);
 void quay__event_release_later(quay_event *event, quay_event **list);
 void quay__events_end(quay_event *list);
 
+/* Waits for a stream of the backend whose work nothing else tells the end of: where that fails, for
+ * the whole device, and where that fails, too, the device is lost, since memory that its work uses
+ * must not serve for anything else. The status is the stream's. */
+quay_status quay__stream_settle(quay_device *device, uint64_t native);
+
 /* Records an event; where there is none to be had, the stream is waited for instead and
  * `*out_event` is NULL, as on a device without streams. */
 quay_status quay__event_record_or_wait(quay_stream *stream, quay_event **out_event);

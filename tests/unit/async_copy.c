@@ -435,6 +435,26 @@ Test(async_copy, without_an_event_the_stream_is_waited_for) {
   close_all();
 }
 
+Test(async_copy, without_an_event_and_the_streams_end_the_device_is_waited_for) {
+  cr_assert(late_fail(LATE_EVENT_RECORD, 1, QUAY_STATUS_OUT_OF_HOST_MEMORY));
+  cr_assert(late_fail(LATE_STREAM_SYNCHRONIZE, 1, QUAY_STATUS_IO));
+  MUST_FAIL(late_try_copy(one, b, a), IO);
+  cr_assert_eq(late_unfinished(), 0);
+  pattern_check_buffer(b, 0, 1);
+  close_all();
+}
+
+Test(async_copy, on_a_device_that_can_be_waited_for_in_no_way_nothing_is_used_any_more) {
+  cr_assert(late_fail(LATE_EVENT_RECORD, 1, QUAY_STATUS_OUT_OF_HOST_MEMORY));
+  cr_assert(late_fail(LATE_STREAM_SYNCHRONIZE, 1, QUAY_STATUS_IO));
+  cr_assert(late_fail(LATE_SYNCHRONIZE, 1, QUAY_STATUS_IO));
+  MUST_FAIL(late_try_copy(one, b, a), IO);
+  MUST_FAIL(late_try_copy(one, b, a), DEVICE_LOST);
+  cr_assert_not_null(strstr(quay_last_error()->message, "nothing tells when work on it ends"));
+  late_lose(0); /* as the core takes it to be */
+  close_all();
+}
+
 Test(async_copy, one_that_is_refused_says_that_bytes_are_undefined_and_ends_its_uses) {
   cr_assert(late_fail(LATE_COPY_WITHIN_ASYNC, 1, QUAY_STATUS_IO));
   MUST_FAIL(late_try_copy(one, b, a), IO);
