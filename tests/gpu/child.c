@@ -226,6 +226,37 @@ static bool is_refused(quay_status status) {
   return status == QUAY_STATUS_UNAVAILABLE && strstr(quay_last_error()->message, "fork") != NULL;
 }
 
+/* Memory that the host reaches; one is NULL where the device has no such memory. */
+static quay_buffer *hosted[2];
+
+static bool make_hosted(void) {
+  static const char *const specs[] = {"cuda:0,memory=pinned", "cuda:0,memory=managed"};
+  const int64_t shape = SIZE;
+  for (size_t i = 0; i < 2; i++) {
+    quay_allocator *allocator = NULL;
+    const quay_status status = quay_allocator_open(specs[i], &allocator);
+    if (i == 1 && status == QUAY_STATUS_UNSUPPORTED)
+      return true;
+    NEED(status == QUAY_OK);
+    NEED(quay_buffer_create(allocator, QUAY_U8, 1, &shape, NULL, &hosted[i]) == QUAY_OK);
+    NEED(quay_buffer_copy_in(hosted[i], bytes, SIZE) == QUAY_OK);
+    quay_allocator_release(allocator);
+  }
+  return true;
+}
+
+/* A touch would end the child where the driver leaves the memory out of it. */
+static bool hosted_is_refused(void) {
+  for (size_t i = 0; i < 2 && hosted[i] != NULL; i++) {
+    const void *pointer = NULL;
+    NEED(is_refused(quay_buffer_host_bytes(hosted[i], &pointer, NULL)));
+    NEED(is_refused(quay_buffer_copy_in(hosted[i], bytes, SIZE)));
+    NEED(is_refused(quay_buffer_copy_out(hosted[i], found, SIZE)));
+    quay_buffer_release(hosted[i]);
+  }
+  return true;
+}
+
 static bool child_of_fork(void) {
   quay_allocator *host = NULL, *again = NULL;
   quay_buffer *other = NULL;
@@ -233,6 +264,7 @@ static bool child_of_fork(void) {
   const int64_t shape = SIZE;
   NEED(is_refused(quay_buffer_copy_in(buffer, bytes, SIZE)));
   NEED(is_refused(quay_buffer_copy_out(buffer, found, SIZE)));
+  NEED(hosted_is_refused());
   NEED(is_refused(quay_allocator_alloc(gpu, 100, NULL, &raw)));
   quay_status opened = quay_allocator_open("cuda:0", &again);
   if (opened == QUAY_OK)
@@ -255,6 +287,7 @@ static bool a_child_of_fork_is_refused_with_a_clear_error_and_has_host_memory(vo
   int status = 1;
   start();
   NEED(make_buffer());
+  NEED(make_hosted());
   (void)fflush(NULL);
   const pid_t child = fork();
   if (child == 0)
@@ -262,6 +295,8 @@ static bool a_child_of_fork_is_refused_with_a_clear_error_and_has_host_memory(vo
   NEED(waitpid(child, &status, 0) == child);
   NEED(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   NEED(round_trip());
+  quay_buffer_release(hosted[0]);
+  quay_buffer_release(hosted[1]);
   release_all();
   return HOLDS(quay_shutdown() == QUAY_OK);
 }
@@ -558,6 +593,27 @@ static bool a_reset_makes_old_memory_stale_and_the_device_usable(void) {
   return HOLDS(quay_shutdown() == QUAY_OK);
 }
 
+/* cudaDeviceReset() in another library. The stream goes with it. */
+static bool a_reset_by_another_library_is_cured_by_one_of_quays(void) {
+  start();
+  NEED(make_buffer());
+  quay_device *const device = quay_allocator_device(gpu);
+  quay_stream_release(stream);
+  stream = NULL;
+  NEED(cu->cuDevicePrimaryCtxReset_v2(0) == 0);
+  NEED(quay_buffer_copy_in(buffer, bytes, SIZE) != QUAY_OK);
+  NEED(quay_device_health(device) == QUAY_HEALTH_OK);
+  NEED(quay_device_reset(device) == QUAY_OK);
+  NEED(quay_buffer_copy_in(buffer, bytes, SIZE) == QUAY_STATUS_STALE);
+  quay_buffer_release(buffer);
+  const int64_t shape = SIZE;
+  buffer = NULL;
+  NEED(quay_buffer_create(gpu, QUAY_U8, 1, &shape, NULL, &buffer) == QUAY_OK);
+  NEED(round_trip());
+  release_all();
+  return HOLDS(quay_shutdown() == QUAY_OK);
+}
+
 #define SCENARIO(name) \
   { #name, name }
 
@@ -582,6 +638,7 @@ static const struct {
     SCENARIO(exit_after_a_shutdown_is_clean),
     SCENARIO(quay_works_again_after_a_shutdown),
     SCENARIO(a_reset_makes_old_memory_stale_and_the_device_usable),
+    SCENARIO(a_reset_by_another_library_is_cured_by_one_of_quays),
 };
 
 int main(int argc, char **argv) {
