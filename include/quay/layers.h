@@ -63,7 +63,10 @@
 
 QUAY_BEGIN_DECLS
 
-/* The track layer. */
+/* The track layer. Inside a pool it sees what the pool does: the pool's blocks, whose places are
+ * those of the calls that made it grow. Address space that a pool reserves is no block and no leak,
+ * and holds no bytes; an address in it is found by quay_track_locate(). To find the program's
+ * leaks, put the layer around the pool: "track+pool+cpu". */
 
 /* One live allocation, or one near an address that was asked for. */
 typedef struct quay_track_block {

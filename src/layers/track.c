@@ -194,6 +194,7 @@ static void record(quay_allocator *allocator, quay_raw_buffer *raw, quay__track_
       .key = identity.key,
       .size = raw->size,
       .stamp = identity.stamp,
+      .reserved = (raw->flags & QUAY__RAW_RESERVED) != 0,
       .file = quay__place.file,
       .line = quay__place.line,
       .caller = quay__place.caller,

@@ -97,15 +97,19 @@ void quay__track_index_add(quay__track_index *index, quay__track_entry *entry) {
   entry->priority = spread(entry->key.serial);
   tree_insert(&index->root, entry);
   list_append(index, entry);
-  index->count++;
-  index->bytes += entry->size;
+  if (!entry->reserved) {
+    index->count++;
+    index->bytes += entry->size;
+  }
 }
 
 void quay__track_index_remove(quay__track_index *index, quay__track_entry *entry) {
   tree_remove(&index->root, entry);
   list_remove(index, entry);
-  index->count--;
-  index->bytes -= entry->size;
+  if (!entry->reserved) {
+    index->count--;
+    index->bytes -= entry->size;
+  }
 }
 
 quay__track_entry *quay__track_index_from(const quay__track_index *index, quay__track_key key) {

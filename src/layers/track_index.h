@@ -23,6 +23,7 @@ typedef struct quay__track_entry {
   uint64_t size;                             /* bytes */
   uint64_t handle[QUAY__TRACK_HANDLE_WORDS]; /* for blocks that have no address */
   uint32_t stamp;                            /* 16 bits, also in the raw buffer's flags */
+  bool reserved;                             /* address space: neither count nor bytes have it */
   int line;
   const char *file; /* NULL if no place was named */
   const void *caller;

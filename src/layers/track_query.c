@@ -35,8 +35,8 @@ void quay__track_describe(const quay_track_block *block,
            block->caller);
 }
 
-/* Copies the blocks of one of the layer's indices out, by serial number. `*out_blocks` is freed
- * with quay__os_free(). */
+/* Copies the blocks of one of the layer's indices out, by serial number; address space that a layer
+ * around this one has reserved is none. `*out_blocks` is freed with quay__os_free(). */
 static quay_status snapshot(quay__track_layer *layer, const quay__track_index *index,
                             quay_track_block **out_blocks, size_t *out_count) {
   for (;;) {
@@ -54,7 +54,8 @@ static quay_status snapshot(quay__track_layer *layer, const quay__track_index *i
     const bool fits = index->count <= expected + 1;
     for (const quay__track_entry *entry = index->oldest; fits && entry != NULL;
          entry = entry->younger) {
-      blocks[count++] = quay__track_block_of(layer, entry);
+      if (!entry->reserved)
+        blocks[count++] = quay__track_block_of(layer, entry);
     }
     quay__lock_release(&layer->lock);
     if (fits) {
