@@ -365,7 +365,7 @@ static quay_status carry_out(quay__pool *pool, plan *made, quay__extent **out_ex
   return QUAY_OK;
 }
 
-static quay_status fail_limit(const quay__pool *pool, uint64_t size) {
+quay_status quay__pool_fail_limit(const quay__pool *pool, uint64_t size) {
   return quay_error_set(QUAY_STATUS_LIMIT_EXCEEDED, "pool", 0, NULL,
                         "%llu bytes more would be above the pool's limit of %llu bytes (max=)",
                         (unsigned long long)size, (unsigned long long)pool->max_bytes);
@@ -399,7 +399,7 @@ static quay_status grow_pages(quay__pool *pool, const quay__pool_want *want,
   if (above_limit) {
     end_victims(pool, &made);
     undo(pool, &made, 0);
-    return fail_limit(pool, made.bare_bytes);
+    return quay__pool_fail_limit(pool, made.bare_bytes);
   }
   return carry_out(pool, &made, out_extent);
 }
@@ -451,6 +451,16 @@ static uint64_t end_free_blocks(quay__pool *pool, uint64_t target) {
   }
 }
 
+static quay_status take_block(quay__pool *pool, const quay__pool_want *want, uint64_t size,
+                              quay__extent **out_extent) {
+  if (!quay__pool_charge(pool, size))
+    return quay__pool_fail_limit(pool, size);
+  const quay_status status = quay__pool_region_block(pool, want, size, out_extent);
+  if (status != QUAY_OK)
+    quay__pool_uncharge(pool, size);
+  return status;
+}
+
 static quay_status grow_block(quay__pool *pool, const quay__pool_want *want,
                               quay__extent **out_extent) {
   quay__lock_acquire(&pool->lock);
@@ -463,20 +473,10 @@ static quay_status grow_block(quay__pool *pool, const quay__pool_want *want,
   quay__lock_release(&pool->lock);
   if (target != UINT64_MAX)
     (void)end_free_blocks(pool, target);
-  quay__lock_acquire(&pool->lock);
-  uint64_t after;
-  const bool fits = quay__add(pool->committed, size, &after) && after <= pool->max_bytes;
-  const bool exact_fits =
-      pool->committed <= pool->max_bytes && want->size <= pool->max_bytes - pool->committed;
-  quay__lock_release(&pool->lock);
-  if (!exact_fits)
-    return fail_limit(pool, want->size);
-  quay_status status = QUAY_STATUS_LIMIT_EXCEEDED;
-  if (fits)
-    status = quay__pool_region_block(pool, want, size, out_extent);
+  quay_status status = take_block(pool, want, size, out_extent);
   /* A large block can be too much where a small one is not. */
   if (status != QUAY_OK && size > want->size)
-    status = quay__pool_region_block(pool, want, want->size, out_extent);
+    status = take_block(pool, want, want->size, out_extent);
   return status;
 }
 

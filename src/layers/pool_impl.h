@@ -207,6 +207,8 @@ void quay__pool_bury(quay__pool *pool);
 quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
                             quay__extent **out_extent);
 uint64_t quay__pool_release_free(quay__pool *pool);
+/* The error of what would be above the limit. */
+quay_status quay__pool_fail_limit(const quay__pool *pool, uint64_t size);
 /* With the lock held: one allocation more, for which memory may be given back. */
 void quay__pool_earn(quay__pool *pool);
 
@@ -233,10 +235,14 @@ void quay__pool_expose(quay__pool_region *region, const quay__extent *extent, ui
 
 /* Reserves address space for at least what is wanted: a region without memory. */
 quay_status quay__pool_region_reserve(quay__pool *pool, const quay__pool_want *want);
-/* A block of `size` bytes, of which what is wanted is taken at once. */
+/* Counts bytes as committed; false: that would be above the limit. Whoever has counted them makes a
+ * region of them, which does not count them again, or takes them back. */
+bool quay__pool_charge(quay__pool *pool, uint64_t size);
+void quay__pool_uncharge(quay__pool *pool, uint64_t size);
+/* A block of `size` bytes, which are counted, and of which what is wanted is taken at once. */
 quay_status quay__pool_region_block(quay__pool *pool, const quay__pool_want *want, uint64_t size,
                                     quay__extent **out_taken);
-/* An allocation of its own, with the options of the request. */
+/* An allocation of its own, with the options of the request; counts it. */
 quay_status quay__pool_direct(quay__pool *pool, const quay_alloc_request *request,
                               quay__extent **out_taken);
 /* With the lock held: takes a region and its extents out of the book-keeping. */

@@ -61,8 +61,6 @@ static quay_status enter(quay__pool *pool, quay__pool_region *region, uint32_t s
         pool->free_count > 0 ? pool->free_numbers[--pool->free_count] : pool->region_count++;
     pool->regions[region->number] = region;
     region->first = quay__offsets_add(arena, region->number, region->size, set);
-    if (set == QUAY__POOL_READY)
-      pool->committed += region->size;
     if (take != 0) {
       *out_taken = quay__pool_heap_part(pool, region->first, 0, take);
       quay__pool_count_used(pool, take);
@@ -220,6 +218,22 @@ bool quay__pool_whole_commits(const quay__pool *pool, const quay__pool_region *r
 
 /* Blocks. */
 
+bool quay__pool_charge(quay__pool *pool, uint64_t size) {
+  uint64_t after;
+  quay__lock_acquire(&pool->lock);
+  const bool fits = quay__add(pool->committed, size, &after) && after <= pool->max_bytes;
+  if (fits)
+    pool->committed = after;
+  quay__lock_release(&pool->lock);
+  return fits;
+}
+
+void quay__pool_uncharge(quay__pool *pool, uint64_t size) {
+  quay__lock_acquire(&pool->lock);
+  pool->committed -= quay__min(size, pool->committed);
+  quay__lock_release(&pool->lock);
+}
+
 quay_status quay__pool_region_block(quay__pool *pool, const quay__pool_want *want, uint64_t size,
                                     quay__extent **out_taken) {
   quay__pool_region *region = NULL;
@@ -232,17 +246,32 @@ quay_status quay__pool_region_block(quay__pool *pool, const quay__pool_want *wan
   return enter_if(status, pool, region, QUAY__POOL_READY, want->size, out_taken);
 }
 
+static quay_status direct(quay__pool *pool, const quay_alloc_request *request, uint64_t size,
+                          quay__extent **out_taken) {
+  quay__pool_region *region = NULL;
+  QUAY_TRY(new_region(pool, QUAY__POOL_LARGE, size, &region));
+  region->direct = true;
+  const quay_status status = quay__alloc(pool->inner, request, &region->raw);
+  return enter_if(status, pool, region, QUAY__POOL_READY, size, out_taken);
+}
+
 quay_status quay__pool_direct(quay__pool *pool, const quay_alloc_request *request,
                               quay__extent **out_taken) {
   const uint64_t granule = UINT64_C(1) << pool->granule_log2;
   uint64_t size;
   if (!quay__align_up(quay__max(request->size, 1), granule, &size))
     size = INT64_MAX & ~(granule - 1); /* refused by the inner one */
-  quay__pool_region *region = NULL;
-  QUAY_TRY(new_region(pool, QUAY__POOL_LARGE, size, &region));
-  region->direct = true;
-  const quay_status status = quay__alloc(pool->inner, request, &region->raw);
-  return enter_if(status, pool, region, QUAY__POOL_READY, size, out_taken);
+  if (!quay__pool_charge(pool, size)) {
+    quay__pool_flush(pool);
+    (void)quay__pool_poll(pool, NULL);
+    (void)quay__pool_release_free(pool);
+    if (!quay__pool_charge(pool, size))
+      return quay__pool_fail_limit(pool, size);
+  }
+  const quay_status status = direct(pool, request, size, out_taken);
+  if (status != QUAY_OK)
+    quay__pool_uncharge(pool, size);
+  return status;
 }
 
 /* Ending. */

@@ -323,6 +323,23 @@ class Faults(ReplayTest):
         self.assertIn("No such file", message)
         self.assertIn("directory", self.fail_with("replay", self.folder, "--on", "cpu"))
 
+    def test_a_named_pipe_without_a_writer_and_a_device_are_refused_at_once(self):
+        pipe = os.path.join(self.folder, "pipe")
+        os.mkfifo(pipe)
+        self.assertIn("named pipe", self.fail_with("replay", pipe, "--on", "cpu"))
+        self.assertIn("a device", self.fail_with("replay", "/dev/zero", "--on", "cpu"))
+
+    def test_a_pipe_at_standard_input_is_read_to_its_end(self):
+        text = "\n".join((HEADER, alloc(16, 1000), free(16, 1000))) + "\n"
+        for data in (text.encode(), gzip.compress(text.encode())):
+            done = subprocess.run(
+                [PROGRAM, "replay", "/dev/stdin", "--on", "cpu", "--json"],
+                input=data,
+                capture_output=True,
+                check=True,
+            )
+            self.assertEqual(json.loads(done.stdout)["events"], 2)
+
     def test_a_wrong_spec_is_an_error(self):
         path = self.trace(alloc(0x1000, 1))
         self.assertIn("nonsense", self.fail_with("replay", path, "--on", "nonsense"))

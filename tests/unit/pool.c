@@ -304,6 +304,25 @@ Test(pool, its_limit_is_never_exceeded_and_the_error_says_what_there_is) {
   quay_allocator_release(pool);
 }
 
+/* Above the pool's alignment it asks the inner allocator for each block. */
+Test(pool, its_limit_counts_blocks_that_it_does_not_carve) {
+  quay_allocator *const pool = open_spec("pool:max=10MiB+cpu");
+  const quay_alloc_options options = {.alignment = 8 * MIB};
+  quay_raw_buffer raw, other, kept = allocate(pool, 5 * MIB);
+  quay_raw_buffer_free(&kept); /* is given back where it is in the way */
+  CHECK_OK(quay_allocator_alloc(pool, 6 * MIB, &options, &raw));
+  cr_assert_leq(stats_of(pool).reserved_bytes, 10 * MIB);
+  CHECK_FAILS(quay_allocator_alloc(pool, 5 * MIB, &options, &other), QUAY_STATUS_LIMIT_EXCEEDED);
+  CHECK_MESSAGE("10485760");
+  CHECK_FAILS(quay_allocator_alloc(pool, 5 * MIB, NULL, &other), QUAY_STATUS_LIMIT_EXCEEDED);
+  quay_raw_buffer_free(&raw);
+  CHECK_OK(quay_allocator_alloc(pool, 10 * MIB, &options, &raw));
+  quay_raw_buffer_free(&raw);
+  CHECK_OK(quay_allocator_trim(pool, NULL));
+  cr_assert_eq(stats_of(pool).reserved_bytes, 0);
+  quay_allocator_release(pool);
+}
+
 Test(pool, a_share_of_the_device_is_a_limit) {
   quay_allocator *const pool = open_spec("pool:max=1%+cpu");
   quay_memory_info info;

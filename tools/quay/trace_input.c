@@ -7,12 +7,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 #ifdef QUAY_TOOLS_ZLIB
 #include <zlib.h>
 #endif
 
 #define BLOCK_SIZE (64u << 10)
+
+/* What statfs() says of a pipe without a name: PIPEFS_MAGIC of <linux/magic.h>. */
+#define UNNAMED_PIPE 0x50495045
 
 struct trace_input {
 #ifdef QUAY_TOOLS_ZLIB
@@ -91,15 +96,50 @@ static int fill(trace_input *input, char *out_error) {
 
 #endif
 
+/* What else there is at a path: it would be waited for, perhaps for ever. NULL: a file, or a pipe
+ * that a shell has made, such as standard input. */
+static const char *other_kind(int file) {
+  struct stat status;
+  struct statfs where;
+  if (fstat(file, &status) != 0)
+    return NULL; /* reading will fail, too */
+  if (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode))
+    return "a device";
+  if (S_ISFIFO(status.st_mode) && fstatfs(file, &where) == 0 && where.f_type != UNNAMED_PIPE)
+    return "a named pipe";
+  return NULL;
+}
+
+/* -1 with a message. Without O_NONBLOCK the opening of a pipe that nobody writes to would not end.
+ */
+static int open_file(const char *path, char *out_error) {
+  const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (file < 0) {
+    snprintf(out_error, TRACE_ERROR_SIZE, "cannot open '%s': %s", path, strerror(errno));
+    return -1;
+  }
+  const char *const kind = other_kind(file);
+  const int flags = fcntl(file, F_GETFL);
+  if (kind == NULL && flags != -1 && fcntl(file, F_SETFL, flags & ~O_NONBLOCK) != -1)
+    return file;
+  if (kind != NULL) {
+    snprintf(out_error, TRACE_ERROR_SIZE,
+             "'%s' is %s; a trace is a file, or /dev/stdin where that is a pipe", path, kind);
+  } else {
+    snprintf(out_error, TRACE_ERROR_SIZE, "cannot open '%s': %s", path, strerror(errno));
+  }
+  close(file);
+  return -1;
+}
+
 trace_input *trace_input_open(const char *path, char out_error[TRACE_ERROR_SIZE]) {
   trace_input *const input = malloc(sizeof *input);
   if (input == NULL) {
     snprintf(out_error, TRACE_ERROR_SIZE, "out of memory");
     return NULL;
   }
-  const int file = open(path, O_RDONLY | O_CLOEXEC);
+  const int file = open_file(path, out_error);
   if (file < 0) {
-    snprintf(out_error, TRACE_ERROR_SIZE, "cannot open '%s': %s", path, strerror(errno));
     free(input);
     return NULL;
   }
