@@ -28,6 +28,9 @@ typedef struct quay_event quay_event;
 typedef struct quay_stream_options {
   /* Smaller is more urgent, as in CUDA; 0 is normal. Clamped to what the device has. */
   int32_t priority;
+  /* Only copies and fills will be on it, no work of the program's: a Vulkan device that has queues
+   * for that puts it on one of them. Others take no notice. */
+  bool copies_only;
 } quay_stream_options;
 
 /* What a use does to its buffer. */

@@ -80,6 +80,7 @@ typedef struct quay_vulkan_device_desc {
   /* What the program has enabled, which Vulkan does not tell. */
   bool has_buffer_device_address; /* the feature bufferDeviceAddress */
   bool has_external_memory_fd;    /* the extension VK_KHR_external_memory_fd */
+  bool has_external_memory_host;  /* the extension VK_EXT_external_memory_host */
   bool has_external_semaphore_fd; /* the extension VK_KHR_external_semaphore_fd */
 } quay_vulkan_device_desc;
 

@@ -35,7 +35,7 @@ quay_status quay__staging_stream_take(quay_device *device, uint64_t *out_stream)
   if (kept)
     *out_stream = device->staging_streams[--device->staging_stream_count];
   quay__lock_release(&device->lock);
-  static const quay_stream_options options;
+  static const quay_stream_options options = {.copies_only = true};
   return kept ? QUAY_OK : device->vtable.stream_create(device, &options, out_stream);
 }
 

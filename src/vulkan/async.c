@@ -5,18 +5,30 @@
 #include "core/pair_path.h"
 #include "vulkan/vulkan_impl.h"
 
-static quay_status begin(const quay__vulkan *self, uint64_t stream, quay__vulkan_lane **out_lane) {
-  quay__vulkan_queue *const queue = quay__vulkan_queue_of(self->device, stream);
+/* Memory that the program made may be for the queues of streams alone: then what is on a queue for
+ * copies is waited for first, and the copy itself in the end. */
+static bool is_elsewhere(const quay__vulkan_queue *queue, const quay__vulkan_place *a,
+                         const quay__vulkan_place *b) {
+  return quay__vulkan_only_copies(queue) && (a->block == NULL || (b != NULL && b->block == NULL));
+}
+
+static quay_status begin(const quay__vulkan *self, uint64_t stream, const quay__vulkan_place *a,
+                         const quay__vulkan_place *b, quay__vulkan_lane **out_lane) {
+  quay__vulkan_queue *queue = quay__vulkan_queue_of(self->device, stream);
   if (queue == NULL) {
     return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, "vulkan", 0, NULL,
                           "the stream is on no queue of %s", self->device->name);
+  }
+  if (is_elsewhere(queue, a, b)) {
+    QUAY_TRY(quay__vulkan_drain(queue));
+    queue = quay__vulkan_copy_queue(self->device, false, false);
   }
   return quay__vulkan_lane_take(queue, out_lane);
 }
 
 /* What failed half-way may have submitted something that uses the caller's memory. */
-static quay_status end(quay__vulkan_lane *lane, quay_status status) {
-  if (status != QUAY_OK)
+static quay_status end(quay__vulkan_lane *lane, uint64_t stream, quay_status status) {
+  if (status != QUAY_OK || QUAY__VULKAN_TO_INTEGER(lane->queue->handle) != stream)
     status = quay__vulkan_lane_settle(lane, status);
   quay__vulkan_lane_give_back(lane);
   return status;
@@ -45,10 +57,11 @@ quay_status quay__vulkan_copy_in_async(quay_allocator *allocator, quay_raw_buffe
   const quay__vulkan_place to = quay__vulkan_place_of(self, destination, offset);
   quay__vulkan_place from;
   quay__vulkan_lane *lane = NULL;
-  QUAY_TRY(begin(self, stream, &lane));
-  return end(lane, find_pinned(self->device, source, size, &from)
-                       ? quay__vulkan_move(lane, &to, &from, size)
-                       : quay__vulkan_upload(lane, &to, source, size));
+  QUAY_TRY(begin(self, stream, &to, NULL, &lane));
+  return end(lane, stream,
+             find_pinned(self->device, source, size, &from)
+                 ? quay__vulkan_move(lane, &to, &from, size)
+                 : quay__vulkan_upload(lane, &to, source, size));
 }
 
 quay_status quay__vulkan_copy_out_async(quay_allocator *allocator, const quay_raw_buffer *source,
@@ -58,17 +71,18 @@ quay_status quay__vulkan_copy_out_async(quay_allocator *allocator, const quay_ra
   const quay__vulkan_place from = quay__vulkan_place_of(self, source, offset);
   quay__vulkan_place to;
   quay__vulkan_lane *lane = NULL;
-  QUAY_TRY(begin(self, stream, &lane));
-  return end(lane, find_pinned(self->device, destination, size, &to)
-                       ? quay__vulkan_move(lane, &to, &from, size)
-                       : quay__vulkan_download(lane, &from, destination, size));
+  QUAY_TRY(begin(self, stream, &from, NULL, &lane));
+  return end(lane, stream,
+             find_pinned(self->device, destination, size, &to)
+                 ? quay__vulkan_move(lane, &to, &from, size)
+                 : quay__vulkan_download(lane, &from, destination, size));
 }
 
 static quay_status copy_places(const quay__vulkan *self, const quay__vulkan_place *to,
                                const quay__vulkan_place *from, uint64_t size, uint64_t stream) {
   quay__vulkan_lane *lane = NULL;
-  QUAY_TRY(begin(self, stream, &lane));
-  return end(lane, quay__vulkan_move(lane, to, from, size));
+  QUAY_TRY(begin(self, stream, to, from, &lane));
+  return end(lane, stream, quay__vulkan_move(lane, to, from, size));
 }
 
 quay_status quay__vulkan_copy_within_async(quay_allocator *allocator, quay_raw_buffer *destination,
@@ -88,8 +102,8 @@ quay_status quay__vulkan_fill_async(quay_allocator *allocator, quay_raw_buffer *
   const quay__vulkan *const self = quay__vulkan_of(allocator);
   const quay__vulkan_place place = quay__vulkan_place_of(self, raw, offset);
   quay__vulkan_lane *lane = NULL;
-  QUAY_TRY(begin(self, stream, &lane));
-  return end(lane, quay__vulkan_submit_fill(lane, &place, size, pattern, pattern_size));
+  QUAY_TRY(begin(self, stream, &place, NULL, &lane));
+  return end(lane, stream, quay__vulkan_submit_fill(lane, &place, size, pattern, pattern_size));
 }
 
 quay_status quay__vulkan_copy_across_async(quay_allocator *allocator, quay_raw_buffer *destination,

@@ -83,15 +83,17 @@ static quay_status count_allocation(quay__vulkan_device *device) {
 
 static VkResult make_buffer(quay__vulkan_block *block, VkMemoryRequirements *out_needs) {
   quay__vulkan_device *const device = block->device;
+  const bool imported = block->host_memory != NULL;
   const VkExternalMemoryBufferCreateInfo external = {
       .sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO,
-      .handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT,
+      .handleTypes = imported ? VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT
+                              : VK_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD_BIT,
   };
   const VkBufferCreateInfo info = {
       .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
-      .pNext = block->exportable ? &external : NULL,
+      .pNext = block->exportable || imported ? &external : NULL,
       .size = block->bytes,
-      .usage = quay__vulkan_usage(device),
+      .usage = imported ? QUAY__VULKAN_COPIES : quay__vulkan_usage(device),
       .sharingMode =
           device->family_count > 1 ? VK_SHARING_MODE_CONCURRENT : VK_SHARING_MODE_EXCLUSIVE,
       .queueFamilyIndexCount = device->family_count > 1 ? device->family_count : 0,
@@ -237,7 +239,8 @@ static void unlink_block(quay__vulkan_block *block) {
 static void uncount(const quay__vulkan_block *block) {
   quay__vulkan_device *const device = block->device;
   atomic_fetch_sub_explicit(&device->allocations, 1, memory_order_relaxed);
-  atomic_fetch_sub_explicit(&device->reserved[block->kind], block->bytes, memory_order_relaxed);
+  if (block->host_memory == NULL)
+    atomic_fetch_sub_explicit(&device->reserved[block->kind], block->bytes, memory_order_relaxed);
 }
 
 /* Of a block that is in no list, with no span in use. */
@@ -486,4 +489,107 @@ quay__vulkan_block *quay__vulkan_block_at(quay__vulkan_device *device, const voi
   }
   quay__lock_release(&device->lock);
   return found;
+}
+
+/* Host memory of the process. */
+
+/* A memory type that the host pointer can be imported as and that is coherent with it: there is no
+ * mapping that could be flushed. */
+static VkResult find_type(quay__vulkan_device *device, const quay__vulkan_block *block,
+                          uint32_t buffer_types, uint32_t *out_type) {
+  VkMemoryHostPointerPropertiesEXT properties = {
+      .sType = VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT};
+  const VkResult result = device->api.vkGetMemoryHostPointerPropertiesEXT(
+      device->handle, VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT, block->host_memory,
+      &properties);
+  const uint32_t types = properties.memoryTypeBits & buffer_types & device->coherent_types;
+  if (result != VK_SUCCESS || types == 0)
+    return result != VK_SUCCESS ? result : VK_ERROR_FEATURE_NOT_PRESENT;
+  const uint32_t cached = device->types[QUAY_VULKAN_CACHED].index;
+  const bool has_cached = device->types[QUAY_VULKAN_CACHED].present && (types & 1u << cached) != 0;
+  *out_type = has_cached ? cached : (uint32_t)__builtin_ctz(types);
+  return VK_SUCCESS;
+}
+
+static VkResult import_memory(quay__vulkan_block *block) {
+  quay__vulkan_device *const device = block->device;
+  VkMemoryRequirements needs;
+  VkResult result = make_buffer(block, &needs);
+  if (result != VK_SUCCESS)
+    return result;
+  if (needs.size > block->bytes)
+    return VK_ERROR_FEATURE_NOT_PRESENT;
+  const VkImportMemoryHostPointerInfoEXT pointer = {
+      .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT,
+      .handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
+      .pHostPointer = block->host_memory,
+  };
+  VkMemoryAllocateInfo info = {
+      .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+      .pNext = &pointer,
+      .allocationSize = block->bytes,
+  };
+  result = find_type(device, block, needs.memoryTypeBits, &info.memoryTypeIndex);
+  if (result == VK_SUCCESS)
+    result = device->api.vkAllocateMemory(device->handle, &info, NULL, &block->memory);
+  if (result == VK_SUCCESS)
+    result = device->api.vkBindBufferMemory(device->handle, block->buffer, block->memory, 0);
+  return result;
+}
+
+static quay_status import_block(quay__vulkan_block *block) {
+  quay__vulkan_device *const device = block->device;
+  QUAY_TRY(count_allocation(device));
+  const VkResult result = import_memory(block);
+  if (result == VK_SUCCESS)
+    return QUAY_OK;
+  const quay_status status =
+      quay__vulkan_fail(device, result, "importing %llu bytes of host memory to %s",
+                        (unsigned long long)block->bytes, device->name);
+  destroy_objects(block);
+  uncount(block);
+  return status;
+}
+
+quay_status quay__vulkan_pin(quay_device *quay, void *memory, uint64_t size) {
+  quay__vulkan_device *const device = quay__vulkan_device_of(quay);
+  QUAY_TRY(quay__vulkan_check_callable());
+  const uint64_t alignment = quay__max(device->limits.host_alignment, 1);
+  if (((uint64_t)(uintptr_t)memory | size) % alignment != 0) {
+    return quay_error_set(QUAY_STATUS_UNSUPPORTED, "vulkan", 0, NULL,
+                          "%s imports host memory in multiples of %llu bytes alone "
+                          "(minImportedHostPointerAlignment)",
+                          device->name, (unsigned long long)alignment);
+  }
+  quay__vulkan_block *const block = quay__os_calloc(1, sizeof *block);
+  if (block == NULL)
+    return quay__fail_out_of_memory(sizeof *block, "the record of imported memory");
+  block->device = device;
+  block->kind = QUAY_VULKAN_HOST;
+  block->bytes = block->memory_bytes = size;
+  block->host_memory = memory;
+  const quay_status status = import_block(block);
+  if (status != QUAY_OK) {
+    quay__os_free(block);
+    return status;
+  }
+  block->host = memory;
+  quay__lock_acquire(&device->lock);
+  link_block(block);
+  quay__lock_release(&device->lock);
+  return QUAY_OK;
+}
+
+void quay__vulkan_unpin(quay_device *quay, void *memory, uint64_t size) {
+  quay__vulkan_device *const device = quay__vulkan_device_of(quay);
+  (void)size;
+  quay__lock_acquire(&device->lock);
+  quay__vulkan_block *block = device->blocks;
+  while (block != NULL && block->host_memory != memory)
+    block = block->next;
+  if (block != NULL)
+    unlink_block(block);
+  quay__lock_release(&device->lock);
+  if (block != NULL)
+    end_block(block);
 }

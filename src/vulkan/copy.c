@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/host_copy.h"
 #include "core/pair_path.h"
+#include "core/staging.h"
 #include "core/workers.h"
 #include "vulkan/vulkan_impl.h"
 
@@ -221,6 +222,24 @@ static quay_status copy_part(void *context, uint64_t index) {
                                   : quay__vulkan_upload(lane, &place, of->host + at, size));
 }
 
+/* A large copy of host memory through memory of the core's that the device has imported: threads
+ * fill or empty it while the device copies. `*out_done` is false, and nothing has moved, where
+ * there is none: then each thread has a lane. */
+static quay_status stage(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
+                         const split *of, bool *out_done) {
+  *out_done = false;
+  if (of->size <= QUAY__VULKAN_SLOT_BYTES || of->place->block == NULL)
+    return QUAY_OK;
+  const quay__host_stage copy = {
+      .side = {.allocator = allocator,
+               .raw = (quay_raw_buffer *)(uintptr_t)raw, /* NOLINT(performance-no-int-to-ptr) */
+               .offset = offset},
+      .memory = of->host,
+      .size = of->size,
+  };
+  return of->reading ? quay__stage_out(&copy, out_done) : quay__stage_in(&copy, out_done);
+}
+
 static quay_status copy_in_parts(split *of) {
   of->part = of->size;
   if (of->size < 2 * PART_BYTES)
@@ -245,7 +264,9 @@ quay_status quay__vulkan_copy_in(quay_allocator *allocator, quay_raw_buffer *des
               .place = &to,
               .host = (unsigned char *)(uintptr_t)source, /* read alone */
               .size = size};
-  return copy_in_parts(&of);
+  bool done;
+  const quay_status staged = stage(allocator, destination, offset, &of, &done);
+  return done || staged != QUAY_OK ? staged : copy_in_parts(&of);
 }
 
 quay_status quay__vulkan_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
@@ -255,7 +276,9 @@ quay_status quay__vulkan_copy_out(quay_allocator *allocator, const quay_raw_buff
   if (from.host != NULL)
     return quay__host_try_move(destination, from.host, size);
   split of = {.self = self, .place = &from, .host = destination, .size = size, .reading = true};
-  return copy_in_parts(&of);
+  bool done;
+  const quay_status staged = stage(allocator, source, offset, &of, &done);
+  return done || staged != QUAY_OK ? staged : copy_in_parts(&of);
 }
 
 static quay_status copy_places(const quay__vulkan *self, const quay__vulkan_place *to,
@@ -283,6 +306,16 @@ void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *de
   const quay__vulkan *const self = quay__vulkan_of(allocator);
   if (self->device->types[self->kind].mapped || (destination != NULL && source != NULL))
     return;
+  quay__staging_plan plan;
+  if (size > QUAY__VULKAN_SLOT_BYTES && quay__host_stage_plan(allocator, size, &plan)) {
+    out_info->chunk = plan.chunk;
+    out_info->threads = plan.threads;
+    out_info->staging_bytes = plan.chunk * plan.slots;
+    out_info->reason =
+        "host memory, in chunks through memory that the device has imported, which is "
+        "filled or emptied while the device copies";
+    return;
+  }
   uint32_t threads = 1;
   quay__error_shield();
   (void)quay__copy_threads(&threads); /* the copy itself says if the variable is bad */

@@ -149,8 +149,14 @@ static void discard(quay__vulkan_device *device) {
 
 /* The object around an opened device, which is discarded if that can't be made. */
 static quay_status publish(quay__vulkan_device *device, quay_device **out_device) {
+  quay_device_vtable table = vtable;
+  /* Where the processor copies device memory there is no use for it. */
+  if (device->has_host_import && !device->types[QUAY_VULKAN_DEVICE].mapped) {
+    table.pin = quay__vulkan_pin;
+    table.unpin = quay__vulkan_unpin;
+  }
   const quay_device_desc desc = {
-      .vtable = &vtable,
+      .vtable = &table,
       .self = device,
       .backend = "vulkan",
       .name = device->name,
@@ -229,6 +235,8 @@ static quay_status adopt(quay__vulkan_device *device, const quay_vulkan_device_d
   device->has_address =
       desc->has_buffer_device_address && device->api.vkGetBufferDeviceAddress != NULL;
   device->has_export = desc->has_external_memory_fd && device->api.vkGetMemoryFdKHR != NULL;
+  device->has_host_import =
+      desc->has_external_memory_host && device->api.vkGetMemoryHostPointerPropertiesEXT != NULL;
   device->has_semaphore_export =
       desc->has_external_semaphore_fd && device->api.vkGetSemaphoreFdKHR != NULL;
   QUAY_TRY(quay__vulkan_describe(device));

@@ -96,9 +96,13 @@ void quay__vulkan_inspect(const quay__vulkan_instance *instance, VkPhysicalDevic
 
 static void describe_limits(quay__vulkan_device *device) {
   VkPhysicalDeviceIDProperties id = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES};
+  VkPhysicalDeviceExternalMemoryHostPropertiesEXT host = {
+      .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_MEMORY_HOST_PROPERTIES_EXT,
+      .pNext = &id,
+  };
   VkPhysicalDeviceMaintenance3Properties maintenance3 = {
       .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_3_PROPERTIES,
-      .pNext = &id,
+      .pNext = device->has_host_import ? (void *)&host : (void *)&id,
   };
   VkPhysicalDeviceMaintenance4Properties maintenance4 = {
       .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MAINTENANCE_4_PROPERTIES,
@@ -120,6 +124,7 @@ static void describe_limits(quay__vulkan_device *device) {
       .storage_range = limits->maxStorageBufferRange,
       .storage_alignment = limits->minStorageBufferOffsetAlignment,
       .atom = quay__max(limits->nonCoherentAtomSize, 1),
+      .host_alignment = host.minImportedHostPointerAlignment,
       .allocations = limits->maxMemoryAllocationCount,
   };
   memcpy(device->uuid, id.deviceUUID, VK_UUID_SIZE);
@@ -169,6 +174,23 @@ static void describe_export(quay__vulkan_device *device) {
   device->export_dedicated = (features & VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT) != 0;
 }
 
+/* Whether buffers to copy from and to can be host memory of the process. */
+static void describe_host_import(quay__vulkan_device *device) {
+  const VkPhysicalDeviceExternalBufferInfo info = {
+      .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_EXTERNAL_BUFFER_INFO,
+      .usage = QUAY__VULKAN_COPIES,
+      .handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
+  };
+  VkExternalBufferProperties properties = {.sType = VK_STRUCTURE_TYPE_EXTERNAL_BUFFER_PROPERTIES};
+  device->instance->vkGetPhysicalDeviceExternalBufferProperties(device->physical, &info,
+                                                                &properties);
+  const VkExternalMemoryFeatureFlags features =
+      properties.externalMemoryProperties.externalMemoryFeatures;
+  device->has_host_import = device->has_host_import &&
+                            (features & VK_EXTERNAL_MEMORY_FEATURE_IMPORTABLE_BIT) != 0 &&
+                            (features & VK_EXTERNAL_MEMORY_FEATURE_DEDICATED_ONLY_BIT) == 0;
+}
+
 /* Whether timelines can. */
 static void describe_semaphores(quay__vulkan_device *device) {
   const VkSemaphoreTypeCreateInfo type = {
@@ -190,7 +212,6 @@ static void describe_semaphores(quay__vulkan_device *device) {
 }
 
 quay_status quay__vulkan_describe(quay__vulkan_device *device) {
-  describe_limits(device);
   VkExtensionProperties *extensions = NULL;
   uint32_t count = 0;
   QUAY_TRY(list_extensions(device, &extensions, &count));
@@ -205,11 +226,15 @@ quay_status quay__vulkan_describe(quay__vulkan_device *device) {
     device->instance->vkGetPhysicalDeviceFeatures2(device->physical, &all);
     device->has_address = features.bufferDeviceAddress == VK_TRUE;
     device->has_export = has_extension(extensions, count, VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME);
+    device->has_host_import =
+        has_extension(extensions, count, VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME);
     device->has_semaphore_export =
         has_extension(extensions, count, VK_KHR_EXTERNAL_SEMAPHORE_FD_EXTENSION_NAME);
   }
   quay__os_free(extensions);
+  describe_limits(device);
   describe_export(device);
+  describe_host_import(device);
   describe_semaphores(device);
   return QUAY_OK;
 }
@@ -266,12 +291,14 @@ static VkResult create(quay__vulkan_device *device) {
       .timelineSemaphore = VK_TRUE,
       .bufferDeviceAddress = device->has_address ? VK_TRUE : VK_FALSE,
   };
-  const char *extensions[3];
+  const char *extensions[4];
   uint32_t extension_count = 0;
   if (device->has_budget)
     extensions[extension_count++] = VK_EXT_MEMORY_BUDGET_EXTENSION_NAME;
   if (device->has_export)
     extensions[extension_count++] = VK_KHR_EXTERNAL_MEMORY_FD_EXTENSION_NAME;
+  if (device->has_host_import)
+    extensions[extension_count++] = VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME;
   if (device->has_semaphore_export)
     extensions[extension_count++] = VK_KHR_EXTERNAL_SEMAPHORE_FD_EXTENSION_NAME;
   const VkDeviceCreateInfo info = {
@@ -452,6 +479,13 @@ quay_status quay__vulkan_choose_types(quay__vulkan_device *device) {
   if (result != VK_SUCCESS)
     return quay__vulkan_fail(NULL, result, "%s can't make a buffer", device->name);
   const bool unified = is_unified(device);
+  const VkMemoryPropertyFlags seen =
+      VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
+  device->coherent_types = 0;
+  for (uint32_t i = 0; i < memory.memoryProperties.memoryTypeCount; i++) {
+    if ((memory.memoryProperties.memoryTypes[i].propertyFlags & seen) == seen)
+      device->coherent_types |= 1u << i;
+  }
   for (int kind = 0; kind < QUAY_VULKAN_MEMORY_KINDS; kind++) {
     choose_type(device, (quay_vulkan_memory_kind)kind, &memory.memoryProperties, usable, unified);
   }

@@ -219,11 +219,15 @@ quay_status quay__vulkan_wait(quay__vulkan_queue *queue, uint64_t value) {
   return QUAY_OK;
 }
 
-quay_status quay__vulkan_drain(quay__vulkan_queue *queue) {
+uint64_t quay__vulkan_submitted(quay__vulkan_queue *queue) {
   quay__lock_acquire(&queue->lock);
   const uint64_t value = queue->submitted;
   quay__lock_release(&queue->lock);
-  return quay__vulkan_wait(queue, value);
+  return value;
+}
+
+quay_status quay__vulkan_drain(quay__vulkan_queue *queue) {
+  return quay__vulkan_wait(queue, quay__vulkan_submitted(queue));
 }
 
 void quay__vulkan_settle(quay__vulkan_queue *queue) {
@@ -253,11 +257,15 @@ void quay__vulkan_abandon(quay__vulkan_device *device) {
 /* Choice. */
 
 quay__vulkan_queue *quay__vulkan_queue_of(quay__vulkan_device *device, uint64_t stream) {
-  for (uint32_t i = 0; i < device->stream_queue_count; i++) {
+  for (uint32_t i = 0; i < device->queue_count; i++) {
     if (QUAY__VULKAN_TO_INTEGER(device->queues[i].handle) == stream)
       return &device->queues[i];
   }
   return NULL;
+}
+
+bool quay__vulkan_only_copies(const quay__vulkan_queue *queue) {
+  return queue >= &queue->device->queues[queue->device->stream_queue_count];
 }
 
 quay__vulkan_queue *quay__vulkan_copy_queue(quay__vulkan_device *device, bool any, bool reading) {

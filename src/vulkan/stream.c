@@ -34,15 +34,17 @@ bool quay__vulkan_event_find(quay_device *quay, uint64_t event, quay__vulkan_poi
   return true;
 }
 
-static quay_status find_queue(quay__vulkan_device *device, uint64_t stream,
-                              quay__vulkan_queue **out_queue) {
-  *out_queue = quay__vulkan_queue_of(device, stream);
-  if (*out_queue != NULL)
-    return QUAY_OK;
+static quay_status fail_queue(const quay__vulkan_device *device, uint64_t stream) {
   return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, "vulkan", 0, NULL,
                         "0x%llx is no VkQueue that streams of %s are on; take one from "
                         "quay_stream_native(), or name it when the device is adopted",
                         (unsigned long long)stream, device->name);
+}
+
+static quay_status find_queue(quay__vulkan_device *device, uint64_t stream,
+                              quay__vulkan_queue **out_queue) {
+  *out_queue = quay__vulkan_queue_of(device, stream);
+  return *out_queue != NULL ? QUAY_OK : fail_queue(device, stream);
 }
 
 /* Streams. */
@@ -50,10 +52,14 @@ static quay_status find_queue(quay__vulkan_device *device, uint64_t stream,
 quay_status quay__vulkan_stream_create(quay_device *quay, const quay_stream_options *options,
                                        uint64_t *out_stream) {
   quay__vulkan_device *const device = quay__vulkan_device_of(quay);
-  (void)options; /* the priority of a queue is fixed when its device is made */
+  /* The priority of a queue is fixed when its device is made. */
+  const uint32_t streams = device->stream_queue_count, copies = device->queue_count - streams;
+  const bool to_copies = options->copies_only && copies != 0;
   QUAY_TRY(quay__vulkan_check_callable());
-  const uint32_t number = atomic_fetch_add_explicit(&device->next_queue, 1, memory_order_relaxed);
-  *out_stream = QUAY__VULKAN_TO_INTEGER(device->queues[number % device->stream_queue_count].handle);
+  const uint32_t number = atomic_fetch_add_explicit(
+      to_copies ? &device->next_copy_queue : &device->next_queue, 1, memory_order_relaxed);
+  const uint32_t chosen = to_copies ? streams + number % copies : number % streams;
+  *out_stream = QUAY__VULKAN_TO_INTEGER(device->queues[chosen].handle);
   return QUAY_OK;
 }
 
@@ -61,6 +67,8 @@ quay_status quay__vulkan_stream_wrap(quay_device *quay, uint64_t native, uint64_
   quay__vulkan_queue *queue;
   QUAY_TRY(quay__vulkan_check_callable());
   QUAY_TRY(find_queue(quay__vulkan_device_of(quay), native, &queue));
+  if (quay__vulkan_only_copies(queue))
+    return fail_queue(queue->device, native);
   *out_stream = native;
   return QUAY_OK;
 }
@@ -106,7 +114,11 @@ quay_status quay__vulkan_event_record(quay_device *quay, uint64_t stream, uint64
   quay__vulkan_queue *queue;
   uint64_t value;
   QUAY_TRY(find_queue(device, stream, &queue));
-  QUAY_TRY(quay__vulkan_submit(queue, queue->barrier, NULL, &value));
+  if (quay__vulkan_only_copies(queue)) {
+    value = quay__vulkan_submitted(queue); /* nobody else has submitted anything */
+  } else {
+    QUAY_TRY(quay__vulkan_submit(queue, queue->barrier, NULL, &value));
+  }
   *out_event = value | (uint64_t)(queue - device->queues) << QUEUE_SHIFT |
                generation_of(quay) << GENERATION_SHIFT;
   return QUAY_OK;

@@ -44,4 +44,5 @@ X(vkCmdFillBuffer, MUST)
 X(vkGetBufferDeviceAddress, MAY)
 X(vkGetMemoryFdKHR, MAY)
 X(vkGetSemaphoreFdKHR, MAY)
+X(vkGetMemoryHostPointerPropertiesEXT, MAY)
 #endif

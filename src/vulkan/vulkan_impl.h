@@ -25,6 +25,9 @@ enum {
 #define QUAY__VULKAN_SLOT_BYTES  ((uint64_t)64 << 10)
 #define QUAY__VULKAN_CHUNK_BYTES ((uint64_t)4 << 20)
 
+/* Of a buffer that is only copied from and to. */
+#define QUAY__VULKAN_COPIES (VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT)
+
 /* What every allocation is aligned to: no device may want more than 256 bytes of the offset of a
  * storage or uniform buffer (Vulkan 1.3, table "Required Limits"). */
 #define QUAY__VULKAN_ALIGNMENT ((uint64_t)256)
@@ -92,10 +95,11 @@ typedef struct quay__vulkan_block {
   struct quay__vulkan_block *previous, *next; /* of the device */
   struct quay__vulkan_device *device;
   quay_vulkan_memory_kind kind;
-  bool shared;     /* small allocations are carved from it */
-  bool exportable; /* allocated for export */
-  bool dedicated;  /* its memory is dedicated to its buffer */
-  bool dead;       /* its VkDevice is gone, with memory and buffer */
+  bool shared;       /* small allocations are carved from it */
+  bool exportable;   /* allocated for export */
+  bool dedicated;    /* its memory is dedicated to its buffer */
+  bool dead;         /* its VkDevice is gone, with memory and buffer */
+  void *host_memory; /* imported: the process's, which the block is not allocated from; else NULL */
   VkDeviceMemory memory;
   VkBuffer buffer;
   uint64_t bytes;        /* of the buffer */
@@ -134,6 +138,7 @@ typedef struct quay__vulkan_limits {
   uint64_t storage_range;     /* maxStorageBufferRange */
   uint64_t storage_alignment; /* minStorageBufferOffsetAlignment */
   uint64_t atom;              /* nonCoherentAtomSize */
+  uint64_t host_alignment;    /* minImportedHostPointerAlignment */
   uint32_t allocations;       /* maxMemoryAllocationCount */
 } quay__vulkan_limits;
 
@@ -150,17 +155,19 @@ typedef struct quay__vulkan_device {
   bool has_budget;           /* VK_EXT_memory_budget */
   bool has_export;           /* memory can be exported as a file descriptor */
   bool export_dedicated;     /* only if it is dedicated to its buffer */
+  bool has_host_import;      /* host memory can be imported, for buffers to copy from and to */
   bool has_semaphore_export; /* timelines can be exported as file descriptors */
   char name[32];             /* "vulkan:0" */
   char product[VK_MAX_PHYSICAL_DEVICE_NAME_SIZE];
   uint8_t uuid[VK_UUID_SIZE];
   quay__vulkan_limits limits;
   quay__vulkan_type types[QUAY_VULKAN_MEMORY_KINDS];
-  uint32_t families[2]; /* of the queues */
+  uint32_t coherent_types; /* memory types that the host sees without flushes, as bits */
+  uint32_t families[2];    /* of the queues */
   uint32_t family_count;
   quay__vulkan_queue queues[QUAY__VULKAN_QUEUES_MAX];
   uint32_t queue_count, stream_queue_count;
-  atomic_uint next_queue;                                  /* of the next stream */
+  atomic_uint next_queue, next_copy_queue;                 /* of the next stream */
   atomic_uint allocations;                                 /* VkDeviceMemory objects */
   atomic_uint_fast64_t reserved[QUAY_VULKAN_MEMORY_KINDS]; /* bytes of blocks */
 
@@ -258,6 +265,8 @@ bool quay__vulkan_reached(quay__vulkan_queue *queue, uint64_t value);
 /* The same, and an error if the device does not tell. */
 quay_status quay__vulkan_query(quay__vulkan_queue *queue, uint64_t value, bool *out_done);
 quay_status quay__vulkan_wait(quay__vulkan_queue *queue, uint64_t value);
+/* What the timeline reaches when all that Quay has submitted is done. */
+uint64_t quay__vulkan_submitted(quay__vulkan_queue *queue);
 /* Waits for all that was submitted. */
 quay_status quay__vulkan_drain(quay__vulkan_queue *queue);
 /* Waits until the queue has nothing to do and nothing of it is in use, as its end needs: a timeline
@@ -265,6 +274,8 @@ quay_status quay__vulkan_drain(quay__vulkan_queue *queue);
 void quay__vulkan_settle(quay__vulkan_queue *queue);
 /* The queue of a stream number; NULL if it is none of the device's. */
 quay__vulkan_queue *quay__vulkan_queue_of(quay__vulkan_device *device, uint64_t stream);
+/* Whether it is for copies alone. */
+bool quay__vulkan_only_copies(const quay__vulkan_queue *queue);
 /* The queue for a blocking copy: one for copies where there is one, and `any` of them may do it. */
 quay__vulkan_queue *quay__vulkan_copy_queue(quay__vulkan_device *device, bool any, bool reading);
 
@@ -291,6 +302,10 @@ void quay__vulkan_blocks_kill(quay__vulkan_device *device);
 /* Makes the host see what the device wrote to a range of the block: nothing to do for coherent
  * memory. */
 quay_status quay__vulkan_invalidate(quay__vulkan_block *block, uint64_t offset, uint64_t size);
+/* Imports host memory of the process, so that the device copies from and to it; it is found by
+ * quay__vulkan_block_at() until it is given up. */
+quay_status quay__vulkan_pin(quay_device *quay, void *memory, uint64_t size);
+void quay__vulkan_unpin(quay_device *quay, void *memory, uint64_t size);
 /* The block of host memory of the device that has all of these bytes mapped; NULL: none. */
 quay__vulkan_block *quay__vulkan_block_at(quay__vulkan_device *device, const void *memory,
                                           uint64_t size);

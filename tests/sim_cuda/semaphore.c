@@ -94,9 +94,10 @@ CUresult cuDestroyExternalSemaphore(CUexternalSemaphore handle) {
   CUexternalSemaphore semaphore = find(handle);
   if (semaphore == NULL)
     return sim_leave(CUDA_ERROR_INVALID_HANDLE);
-  if (semaphore->references != 1)
+  if (semaphore->references != 1) {
     sim_report(SIMCUDA_EARLY_FREE, "a semaphore is destroyed with %u operations on it under way",
                semaphore->references - 1);
+  }
   end(semaphore);
   return sim_leave(CUDA_SUCCESS);
 }

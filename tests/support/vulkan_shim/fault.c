@@ -10,10 +10,12 @@ static struct counted {
   uint64_t calls, fail_at;
   VkResult result;
 } functions[] = {
-    {.name = "vkQueueSubmit"},     {.name = "vkAllocateMemory"},    {.name = "vkCreateBuffer"},
-    {.name = "vkMapMemory"},       {.name = "vkCreateDevice"},      {.name = "vkWaitSemaphores"},
-    {.name = "vkCreateSemaphore"}, {.name = "vkCreateCommandPool"}, {.name = "vkGetSemaphoreFdKHR"},
-    {.name = "vkSignalSemaphore"}, {.name = "vkGetMemoryFdKHR"},
+    {.name = "vkQueueSubmit"},       {.name = "vkAllocateMemory"},
+    {.name = "vkCreateBuffer"},      {.name = "vkMapMemory"},
+    {.name = "vkCreateDevice"},      {.name = "vkWaitSemaphores"},
+    {.name = "vkCreateSemaphore"},   {.name = "vkCreateCommandPool"},
+    {.name = "vkGetSemaphoreFdKHR"}, {.name = "vkGetMemoryHostPointerPropertiesEXT"},
+    {.name = "vkSignalSemaphore"},   {.name = "vkGetMemoryFdKHR"},
 };
 
 static struct counted *find(const char *name) {

@@ -211,6 +211,20 @@ static VKAPI_ATTR VkResult VKAPI_CALL invalidate(VkDevice handle, uint32_t count
   return VK_SUCCESS;
 }
 
+/* Host memory can be imported as either type of it. */
+static VKAPI_ATTR VkResult VKAPI_CALL get_host_types(VkDevice handle,
+                                                     VkExternalMemoryHandleTypeFlagBits type,
+                                                     const void *pointer,
+                                                     VkMemoryHostPointerPropertiesEXT *out) {
+  VkResult result;
+  if (shim_fails("vkGetMemoryHostPointerPropertiesEXT", &result))
+    return result;
+  result = shim_device_of(handle)->vkGetMemoryHostPointerPropertiesEXT(handle, type, pointer, out);
+  if (shim.settings.discrete && result == VK_SUCCESS)
+    out->memoryTypeBits = 1u << SHIM_TYPE_HOST | 1u << SHIM_TYPE_CACHED;
+  return result;
+}
+
 /* Buffers. */
 
 static VKAPI_ATTR VkResult VKAPI_CALL create_buffer(VkDevice handle, const VkBufferCreateInfo *info,
@@ -268,6 +282,7 @@ PFN_vkVoidFunction shim_memory_function(const char *name) {
       OWN("vkGetMemoryFdKHR", get_file),
       OWN("vkFlushMappedMemoryRanges", flush),
       OWN("vkInvalidateMappedMemoryRanges", invalidate),
+      OWN("vkGetMemoryHostPointerPropertiesEXT", get_host_types),
       OWN("vkCreateBuffer", create_buffer),
       OWN("vkDestroyBuffer", destroy_buffer),
       OWN("vkGetBufferMemoryRequirements", get_needs),

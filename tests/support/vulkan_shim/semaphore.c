@@ -71,7 +71,7 @@ static VkResult signal_real(shim_device *device, VkSemaphore semaphore, uint64_t
 
 bool shim_semaphore_await(shim_device *device, VkSemaphore semaphore, uint64_t value) {
   const uint64_t step = 500000; /* ns */
-  uint64_t *const page = page_of(semaphore);
+  const uint64_t *const page = page_of(semaphore);
   while (wait_real(device, semaphore, value, step) == VK_TIMEOUT) {
     if (shim_is_lost(device))
       return false;
@@ -218,7 +218,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL signal_value(VkDevice handle,
 /* In slices, so that a loss ends it. */
 static VKAPI_ATTR VkResult VKAPI_CALL wait(VkDevice handle, const VkSemaphoreWaitInfo *info,
                                            uint64_t timeout) {
-  const uint64_t slice = 1000 * 1000;
+  const uint64_t slice = 1000000; /* ns */
   shim_device *const device = shim_device_of(handle);
   VkResult result;
   if (shim_fails("vkWaitSemaphores", &result))

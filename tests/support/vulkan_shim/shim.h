@@ -65,27 +65,28 @@ typedef struct shim_device {
   VkQueue queue; /* the real one */
   shim_queue queues[SHIM_QUEUES];
   PFN_vkGetDeviceProcAddr get;
-#define SHIM_DEVICE_FUNCTIONS(X)    \
-  X(vkDestroyDevice)                \
-  X(vkDeviceWaitIdle)               \
-  X(vkGetDeviceQueue)               \
-  X(vkQueueWaitIdle)                \
-  X(vkQueueSubmit)                  \
-  X(vkAllocateMemory)               \
-  X(vkFreeMemory)                   \
-  X(vkMapMemory)                    \
-  X(vkFlushMappedMemoryRanges)      \
-  X(vkInvalidateMappedMemoryRanges) \
-  X(vkCreateBuffer)                 \
-  X(vkDestroyBuffer)                \
-  X(vkGetMemoryFdKHR)               \
-  X(vkGetBufferMemoryRequirements)  \
-  X(vkCreateSemaphore)              \
-  X(vkDestroySemaphore)             \
-  X(vkGetSemaphoreCounterValue)     \
-  X(vkSignalSemaphore)              \
-  X(vkWaitSemaphores)               \
-  X(vkCreateCommandPool)            \
+#define SHIM_DEVICE_FUNCTIONS(X)         \
+  X(vkGetMemoryHostPointerPropertiesEXT) \
+  X(vkDestroyDevice)                     \
+  X(vkDeviceWaitIdle)                    \
+  X(vkGetDeviceQueue)                    \
+  X(vkQueueWaitIdle)                     \
+  X(vkQueueSubmit)                       \
+  X(vkAllocateMemory)                    \
+  X(vkFreeMemory)                        \
+  X(vkMapMemory)                         \
+  X(vkFlushMappedMemoryRanges)           \
+  X(vkInvalidateMappedMemoryRanges)      \
+  X(vkCreateBuffer)                      \
+  X(vkDestroyBuffer)                     \
+  X(vkGetMemoryFdKHR)                    \
+  X(vkGetBufferMemoryRequirements)       \
+  X(vkCreateSemaphore)                   \
+  X(vkDestroySemaphore)                  \
+  X(vkGetSemaphoreCounterValue)          \
+  X(vkSignalSemaphore)                   \
+  X(vkWaitSemaphores)                    \
+  X(vkCreateCommandPool)                 \
   X(vkDestroyCommandPool)
 #define X(name) PFN_##name name;
   SHIM_DEVICE_FUNCTIONS(X)

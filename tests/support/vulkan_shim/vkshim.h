@@ -34,7 +34,8 @@ typedef struct vkshim_control {
   /* The n-th call from now of the function of this name fails with `result` (a VkResult); n = 0:
    * none does. Functions that return a VkResult and are counted: vkQueueSubmit, vkAllocateMemory,
    * vkCreateBuffer, vkMapMemory, vkCreateDevice, vkWaitSemaphores, vkCreateCommandPool,
-   * vkCreateSemaphore, vkGetSemaphoreFdKHR, vkSignalSemaphore, vkGetMemoryFdKHR. */
+   * vkCreateSemaphore, vkGetSemaphoreFdKHR, vkSignalSemaphore, vkGetMemoryFdKHR,
+   * vkGetMemoryHostPointerPropertiesEXT. */
   void (*fail)(const char *function, uint64_t n, int result);
   /* Calls so far. */
   uint64_t (*calls)(const char *function);

@@ -1,0 +1,144 @@
+/* Host memory that the device has imported, which large copies go through; queues for copies. */
+#include "vulkan_fixture.h"
+
+#define LARGE ((uint64_t)5 * 1024 * 1024 + 12345)
+
+static void check_large_copies(quay_allocator *allocator) {
+  quay_buffer *whole = make_buffer(allocator, LARGE + 200), *part = NULL;
+  CHECK_OK(quay_buffer_view(whole, 77, LARGE, &part));
+  write_pattern(whole, 1);
+  write_pattern(part, 2);
+  check_pattern(part, 2);
+  quay_test_block expected = quay_test_block_make(LARGE + 200, 0, 1);
+  quay_test_block inner = quay_test_block_make(LARGE, 0, 2);
+  quay_test_block found = quay_test_block_make(LARGE + 200, 0, 3);
+  memcpy(expected.data + 77, inner.data, LARGE);
+  CHECK_OK(quay_buffer_copy_out(whole, found.data, found.size));
+  cr_assert_eq(quay_test_difference(found.data, expected.data, found.size), found.size);
+  quay_test_block_free(&found);
+  quay_test_block_free(&inner);
+  quay_test_block_free(&expected);
+  quay_buffer_release(part);
+  quay_buffer_release(whole);
+}
+
+static const char *reason_of_upload(quay_allocator *allocator) {
+  static quay_copy_plan_info plan;
+  quay_allocator *cpu = open_spec("cpu");
+  quay_buffer *host = make_buffer(cpu, LARGE), *there = make_buffer(allocator, LARGE);
+  CHECK_OK(quay_copy_plan(there, 0, host, 0, LARGE, NULL, &plan));
+  quay_buffer_release(there);
+  quay_buffer_release(host);
+  quay_allocator_release(cpu);
+  return plan.reason;
+}
+
+Test(vulkan_import, large_copies_go_through_host_memory_that_the_device_has_imported, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  quay_allocator *allocator = open_spec("vulkan:0");
+  const uint64_t before = shim->calls("vkGetMemoryHostPointerPropertiesEXT");
+  check_large_copies(allocator);
+  cr_assert_gt(shim->calls("vkGetMemoryHostPointerPropertiesEXT"), before);
+  cr_assert_not_null(strstr(reason_of_upload(allocator), "imported"));
+  /* It is no memory of the allocator's, and goes back on demand. */
+  quay_stats stats;
+  vkshim_census kept, left;
+  shim->count(&kept);
+  cr_assert_gt(kept.memories, 0);
+  CHECK_OK(quay_allocator_trim(allocator, NULL));
+  shim->count(&left);
+  cr_assert_eq(left.memories, 0);
+  CHECK_OK(quay_allocator_stats(allocator, &stats));
+  cr_assert_eq(stats.reserved_bytes, 0);
+  check_large_copies(allocator);
+  quay_allocator_release(allocator);
+}
+
+Test(vulkan_import, large_copies_do_without_where_host_memory_cannot_be_imported, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  (void)setenv("VKSHIM_NO_HOST_IMPORT", "1", 1);
+  quay_allocator *allocator = open_spec("vulkan:0");
+  check_large_copies(allocator);
+  cr_assert_eq(shim->calls("vkGetMemoryHostPointerPropertiesEXT"), 0);
+  cr_assert_null(strstr(reason_of_upload(allocator), "imported"));
+  quay_allocator_release(allocator);
+}
+
+Test(vulkan_import, an_import_of_host_memory_that_fails_leaves_nothing_and_the_copy_arrives,
+     .init = setup, .fini = teardown) {
+  static const struct {
+    const char *function;
+    unsigned n;
+  } calls[] = {
+      {"vkGetMemoryHostPointerPropertiesEXT", 1}, {"vkCreateBuffer", 2}, {"vkAllocateMemory", 2}};
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
+    quay_allocator *allocator = open_spec("vulkan:0,dedicated=on");
+    /* The first buffer and memory are the allocation's own. */
+    shim->fail(calls[i].function, calls[i].n, VK_ERROR_INVALID_EXTERNAL_HANDLE);
+    check_large_copies(allocator);
+    quay_allocator_release(allocator);
+    CHECK_OK(quay_shutdown());
+    check_nothing_is_left();
+  }
+}
+
+Test(vulkan_import, memory_of_the_program_is_copied_although_queues_for_copies_do_not_know_it,
+     .init = setup, .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  quay_allocator *allocator = open_spec("vulkan:0"), *mmap = open_spec("mmap:/tmp");
+  quay_buffer *owner = make_buffer(allocator, LARGE), *file = make_buffer(mmap, LARGE);
+  quay_vulkan_memory memory;
+  quay_raw_buffer raw;
+  quay_buffer *adopted = NULL;
+  const int64_t shape[] = {(int64_t)LARGE};
+  CHECK_OK(quay_vulkan_window(owner, &memory));
+  CHECK_OK(quay_vulkan_adopt(allocator, &memory, NULL, NULL, &raw));
+  CHECK_OK(quay_buffer_from_raw(&raw, QUAY_U8, 1, shape, &adopted));
+  write_pattern(file, 7);
+  CHECK_OK(quay_buffer_copy_from(adopted, file));
+  check_pattern(adopted, 7);
+  check_pattern(owner, 7);
+  write_pattern(adopted, 8);
+  CHECK_OK(quay_buffer_copy_from(file, adopted));
+  check_pattern(file, 8);
+  quay_buffer_release(adopted);
+  quay_buffer_release(file);
+  quay_buffer_release(owner);
+  quay_allocator_release(mmap);
+  quay_allocator_release(allocator);
+}
+
+Test(vulkan_import, a_stream_for_copies_copies_and_is_none_of_the_programs, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  quay_allocator *allocator = open_spec("vulkan:0"), *pinned = open_spec("vulkan:0,memory=host");
+  quay_device *device = quay_allocator_device(allocator);
+  const quay_stream_options copies = {.copies_only = true};
+  quay_stream *first = NULL, *second = NULL, *wrapped = NULL;
+  quay_event *event = NULL;
+  CHECK_OK(quay_stream_create(device, &copies, &first));
+  CHECK_OK(quay_stream_create(device, NULL, &second));
+  cr_assert_neq(quay_stream_native(first), quay_stream_native(second));
+  CHECK_FAILS(quay_stream_wrap(device, quay_stream_native(first), &wrapped),
+              QUAY_STATUS_INVALID_ARGUMENT);
+  quay_buffer *a = make_buffer(pinned, LARGE), *b = make_buffer(allocator, LARGE);
+  const quay_copy_options options = {.stream = first};
+  write_pattern(a, 9);
+  CHECK_OK(quay_buffer_copy_region(b, 0, a, 0, LARGE, &options));
+  CHECK_OK(quay_event_record(first, &event));
+  CHECK_OK(quay_event_synchronize(event));
+  check_pattern(b, 9);
+  CHECK_OK(quay_buffer_fill_on(b, "\x31", 1, first));
+  CHECK_OK(quay_buffer_fill_on(b, "\x33", 1, second)); /* after that */
+  CHECK_OK(quay_stream_synchronize(second));
+  quay_event_release(event);
+  quay_buffer_release(b);
+  quay_buffer_release(a);
+  quay_stream_release(second);
+  quay_stream_release(first);
+  quay_allocator_release(pinned);
+  quay_allocator_release(allocator);
+}
