@@ -84,7 +84,9 @@ function(quay_set_test_properties name labels environment timeout resource seria
   set_tests_properties(${name} PROPERTIES
     ENVIRONMENT "${quay_test_environment};${environment}"
     LABELS "${labels}"
-    TIMEOUT ${timeout})
+    TIMEOUT ${timeout}
+    # Criterion takes a test for passed before its teardown runs: what fails there is only printed.
+    FAIL_REGULAR_EXPRESSION "Assertion Failed;exited during its setup or teardown")
   # What the user has set for himself must not change what the tests see.
   if(NOT environment MATCHES "QUAY_BACKEND=")
     set_tests_properties(${name} PROPERTIES ENVIRONMENT_MODIFICATION "QUAY_BACKEND=unset:")
