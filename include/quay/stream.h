@@ -188,9 +188,10 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_last_write_stream(const quay_buf
 /* Frees what can be freed: storages that were released while device work on them was under way and
  * whose work is done now, memory that a backend keeps to free later because its driver's function
  * takes long, and the page-locked memory that large copies keep for the next ones. `out_bytes` (may
- * be NULL) is how much. Waits for no work. Trim does the same by itself; slow-path allocation and
- * synchronize do, but leave the copies' memory alone.
- * Errors: DEVICE_LOST.
+ * be NULL) is how much. Quay waits for no work here, but CUDA's driver may, for all that runs on
+ * the device, where it unlocks pages and frees memory. Trim, slow-path allocation and synchronize
+ * do the same by themselves, but leave the copies' memory alone. A pool's pending frees are the
+ * pool's: it looks after them when it needs memory, on trim and on statistics. Errors: DEVICE_LOST.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_collect(uint64_t *out_bytes);
 

@@ -465,8 +465,9 @@ quay_status quay_allocator_trim(quay_allocator *allocator, uint64_t *out_bytes) 
   QUAY_TRY(quay__allocator_resolve(allocator, &resolved));
   (void)quay__storage_collect(); /* first, so that the allocator can give that back, too */
   quay_status status = resolved->vtable.trim(resolved, &bytes);
+  /* The copies' page-locked memory stays: a driver that unlocks it waits for all of the device. */
   if (status == QUAY_OK)
-    status = quay_collect(NULL);
+    (void)quay__reap();
   quay_allocator_release(resolved);
   if (status == QUAY_OK && out_bytes != NULL)
     *out_bytes = bytes;

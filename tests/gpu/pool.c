@@ -1,6 +1,7 @@
 /* Pools of device memory: what kernels still use is neither handed out to others nor unmapped, and
  * a stream gets its own back at once. */
 #include "gpu/gpu.h"
+#include "sim_cuda/control.h"
 #include "support/random.h"
 
 GPU_SUITE(gpu_pool);
@@ -25,6 +26,16 @@ static quay_stats stats_of(quay_allocator *allocator) {
   return stats;
 }
 
+/* Calls for which a driver waits for all work of the device, as far as the simulated one has
+ * counted them. */
+static uint64_t waiting_calls(void) {
+  static const char *const names[] = {"cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister"};
+  uint64_t count = 0;
+  for (size_t i = 0; cu->simulated && i < sizeof names / sizeof names[0]; i++)
+    count += simcuda_control_get()->calls(names[i]);
+  return count;
+}
+
 static void check_release(const char *spec, bool ordered) {
   gpu_begin();
   quay_allocator *const gpu = gpu_open(spec), *const device = gpu_open("cuda:0");
@@ -33,10 +44,12 @@ static void check_release(const char *spec, bool ordered) {
   quay_buffer *const from = gpu_buffer(gpu, GPU_WORDS, GPU_NEW, &options);
   quay_buffer *const to = gpu_buffer(device, GPU_WORDS, GPU_OLD, NULL);
   gpu_read(stream, from, to, 0);
+  const uint64_t calls = waiting_calls();
   quay_buffer_release(from);
   cr_assert_not(gpu_is_open(0));
   cr_assert_geq(stats_of(gpu).pending_bytes, GPU_WORDS * 4);
   CHECK_OK(quay_allocator_trim(gpu, NULL)); /* unmaps nothing that the kernel reads */
+  cr_assert_eq(waiting_calls(), calls);
   gpu_open_later(0);
   overwrite_what_comes_next(gpu, &options);
   gpu_expect(to, GPU_NEW);
