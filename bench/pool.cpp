@@ -147,6 +147,7 @@ void rmm(benchmark::internal::Benchmark *benchmark) {
 }
 BENCHMARK_CAPTURE(quay_exchange, pool_random, "pool+cpu")->Apply(rmm);
 BENCHMARK_CAPTURE(quay_exchange, pool_tight_random, "pool:keep=tight+cpu")->Apply(rmm);
+BENCHMARK_CAPTURE(heap_exchange, malloc_random, "")->Apply(rmm);
 
 // Logs that a model makes: layers allocate in steps, forward and backward, with a batch size that
 // changes, between blocks that stay. `ratio` is the most that was reserved over the most that was
