@@ -160,6 +160,65 @@ Test(cuda_vulkan_link, plans_say_how_a_copy_on_a_stream_of_either_side_goes, .in
   close_sides(&s);
 }
 
+/* Threads that meet at the first copy, each with streams and buffers of its own. */
+
+typedef struct racer {
+  pthread_t thread;
+  pthread_barrier_t *start;
+  quay_allocator *cuda, *vulkan;
+  uint64_t seed;
+} racer;
+
+static void *race(void *argument) {
+  const racer *const r = argument;
+  sides s = {.cuda = r->cuda, .vulkan = r->vulkan};
+  CHECK_OK(quay_stream_create(quay_allocator_device(s.cuda), NULL, &s.in_cuda));
+  CHECK_OK(quay_stream_create(quay_allocator_device(s.vulkan), NULL, &s.in_vulkan));
+  s.a = make_buffer(s.cuda, SIZE);
+  s.b = make_buffer(s.vulkan, SIZE);
+  quay_buffer *c = make_buffer(s.cuda, SIZE);
+  write_pattern(s.a, r->seed);
+  (void)pthread_barrier_wait(r->start);
+  for (int i = 0; i < 10; i++) {
+    copy_on(s.b, s.a, s.in_vulkan);
+    CHECK_OK(quay_buffer_fill_on(s.a, "\x77", 1, s.in_cuda));
+    copy_on(c, s.b, s.in_cuda);
+    CHECK_OK(quay_buffer_fill_on(s.b, "\x78", 1, s.in_vulkan));
+    copy_on(s.a, c, s.in_cuda);
+  }
+  check_pattern(c, r->seed);
+  check_pattern(s.a, r->seed);
+  settle(s.in_cuda);
+  settle(s.in_vulkan);
+  quay_buffer_release(c);
+  quay_buffer_release(s.b);
+  quay_buffer_release(s.a);
+  quay_stream_release(s.in_vulkan);
+  quay_stream_release(s.in_cuda);
+  return NULL;
+}
+
+Test(cuda_vulkan_link, threads_that_race_for_the_first_copy_share_one_link, .init = setup_both,
+     .fini = teardown_both, .timeout = 120) {
+  pthread_barrier_t start;
+  racer racers[4];
+  quay_allocator *cuda = open_spec("cuda:0"), *vulkan = open_spec("vulkan:0");
+  (void)pthread_barrier_init(&start, NULL, 4);
+  for (unsigned i = 0; i < 4; i++) {
+    racers[i] = (racer){.start = &start, .cuda = cuda, .vulkan = vulkan, .seed = 40 + i};
+    cr_assert_eq(pthread_create(&racers[i].thread, NULL, race, &racers[i]), 0);
+  }
+  for (unsigned i = 0; i < 4; i++)
+    cr_assert_eq(pthread_join(racers[i].thread, NULL), 0);
+  simcuda_census census;
+  sim->count(&census);
+  cr_assert_eq(census.semaphores, 2, "one queue has a link, of two semaphores");
+  (void)pthread_barrier_destroy(&start);
+  CHECK_OK(quay_collect(NULL));
+  quay_allocator_release(vulkan);
+  quay_allocator_release(cuda);
+}
+
 /* Without semaphores. */
 
 static void check_without(void) {
