@@ -18,6 +18,7 @@ typedef struct quay__cuda_link {
   quay__cu_semaphore back;     /* which CUDA signals and the queue waits for, imported */
   VkSemaphore back_handle;
   atomic_bool abandoned;
+  atomic_bool used;    /* by streams of CUDA, which may wait for it still */
   quay__lock lock;     /* guards the order of signals */
   uint64_t back_value; /* of the last one that was submitted */
 } quay__cuda_link;

@@ -46,7 +46,8 @@ static void report(quay__cuda_device *device, quay__cu_result result) {
 static void end_cuda(quay__cuda_link *link) {
   quay__cuda_device *const device = cuda_of(link);
   const quay__cuda_api *const api = device->api;
-  const quay__cu_result idle = api->cuCtxSynchronize();
+  const bool used = atomic_load_explicit(&link->used, memory_order_acquire);
+  const quay__cu_result idle = used ? api->cuCtxSynchronize() : QUAY__CU_SUCCESS;
   report(device, idle);
   if (idle != QUAY__CU_SUCCESS)
     return;
@@ -266,6 +267,7 @@ quay__cuda_link *quay__cuda_link_find(quay__vulkan_queue *queue, quay__cuda_devi
 quay_status quay__cuda_link_await(quay__cuda_link *link, uint64_t value, quay__cu_stream stream) {
   quay__cuda_device *const device = cuda_of(link);
   const quay__cu_semaphore_value wanted = {.value = value};
+  atomic_store_explicit(&link->used, true, memory_order_release);
   const quay__cu_result result =
       device->api->cuWaitExternalSemaphoresAsync(&link->timeline, &wanted, 1, stream);
   if (result == QUAY__CU_SUCCESS)
@@ -276,6 +278,7 @@ quay_status quay__cuda_link_await(quay__cuda_link *link, uint64_t value, quay__c
 
 quay_status quay__cuda_link_signal(quay__cuda_link *link, quay__vulkan_signal *out_signal) {
   quay__cuda_device *const device = cuda_of(link);
+  atomic_store_explicit(&link->used, true, memory_order_release);
   quay__lock_acquire(&link->lock);
   const quay__cu_semaphore_value next = {.value = link->back_value + 1};
   const quay__cu_result result =

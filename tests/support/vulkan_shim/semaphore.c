@@ -187,7 +187,11 @@ static VKAPI_ATTR VkResult VKAPI_CALL get_file(VkDevice handle, const VkSemaphor
     shim_violation("a semaphore is exported that was not made for that");
     return VK_ERROR_UNKNOWN;
   }
-  if (semaphore->page == NULL && !make_page(device, semaphore))
+  static pthread_mutex_t exports = PTHREAD_MUTEX_INITIALIZER; /* one page, however many ask */
+  pthread_mutex_lock(&exports);
+  const bool there = semaphore->page != NULL || make_page(device, semaphore);
+  pthread_mutex_unlock(&exports);
+  if (!there)
     return VK_ERROR_OUT_OF_HOST_MEMORY;
   *out_file = fcntl(semaphore->file, F_DUPFD_CLOEXEC, 3);
   return *out_file >= 0 ? VK_SUCCESS : VK_ERROR_TOO_MANY_OBJECTS;
