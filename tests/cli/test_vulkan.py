@@ -54,6 +54,17 @@ class Vulkan(ProgramTest):
             self.succeed("copy", source, self.path("target"), "--via", "vulkan:0", env=DISCRETE)
             self.assertEqual(self.read("target"), pattern(size), f"{size} bytes")
 
+    def test_every_pair_with_it_is_measured(self):
+        places = ("cpu", "mapping", "vulkan:0", "vulkan:0,memory=host")
+        settings = {"TMPDIR": self.folder, **DISCRETE}
+        between = ("--between", ",".join(places))
+        output = self.succeed("matrix", "--json", *between, "--size", "1MiB", env=settings)
+        routes = {(p["from"], p["to"]): p["route"] for p in json.loads(output)["pairs"]}
+        self.assertEqual(set(routes), {(a, b) for a in places for b in places})
+        self.assertEqual(routes["vulkan:0", "vulkan:0"], "within")
+        self.assertEqual(routes["cpu", "vulkan:0"], "direct")
+        self.assertEqual(routes["mapping", "vulkan:0"], "staged")
+
     def test_the_environment_names_it_without_a_number(self):
         output = self.succeed("load", MIXED, "--json", env={"QUAY_BACKEND": "vulkan"})
         self.assertEqual(json.loads(output)["backend"], "vulkan:0")

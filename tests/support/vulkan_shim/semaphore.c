@@ -40,6 +40,7 @@ static uint64_t *page_of(VkSemaphore handle) {
   return found != NULL ? __atomic_load_n(&found->page, __ATOMIC_ACQUIRE) : NULL;
 }
 
+/* NOLINTNEXTLINE(readability-non-const-parameter): the built-in function writes to it */
 static void raise_to(uint64_t *page, uint64_t value) {
   uint64_t now = __atomic_load_n(page, __ATOMIC_RELAXED);
   while (now < value && !__atomic_compare_exchange_n(page, &now, value, true, __ATOMIC_RELEASE,
