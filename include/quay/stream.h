@@ -191,7 +191,8 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_last_write_stream(const quay_buf
  * be NULL) is how much. Quay waits for no work here, but CUDA's driver may, for all that runs on
  * the device, where it unlocks pages and frees memory. Trim, slow-path allocation and synchronize
  * do the same by themselves, but leave the copies' memory alone. A pool's pending frees are the
- * pool's: it looks after them when it needs memory, on trim and on statistics. Errors: DEVICE_LOST.
+ * pool's: it looks after them when it needs memory, on trim and on statistics.
+ * Errors: DEVICE_LOST.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_collect(uint64_t *out_bytes);
 
