@@ -83,14 +83,11 @@ enum {
   REPORT_EVERY = 1000000
 };
 
-static uint64_t random_seed, random_number;
+static char on_failure[128]; /* what a signal's handler can't make */
 
 /* The target has failed: says on what. */
 static void report_input(int signal_number) {
-  char line[128];
-  const int size = snprintf(line, sizeof line, "failed on: --random 1 %" PRIu64 " %" PRIu64 "\n",
-                            random_seed, random_number);
-  if (write(STDERR_FILENO, line, (size_t)size) != size)
+  if (write(STDERR_FILENO, on_failure, sizeof on_failure) < 0)
     _exit(EXIT_FAILURE);
   signal(signal_number, SIG_DFL);
   raise(signal_number);
@@ -112,19 +109,24 @@ static int run_random(int count, char **values) {
   }
   const uint64_t inputs = strtoull(values[0], NULL, 10);
   const uint64_t first = count > 2 ? strtoull(values[2], NULL, 10) : 0;
-  random_seed = strtoull(values[1], NULL, 10);
+  const uint64_t seed = strtoull(values[1], NULL, 10);
   signal(SIGABRT, report_input);
   signal(SIGSEGV, report_input);
   signal(SIGBUS, report_input);
-  for (random_number = first; random_number < first + inputs; random_number++) {
+  for (uint64_t number = first; number < first + inputs; number++) {
     uint8_t data[RANDOM_LENGTH];
-    run(data, draw_input(random_seed, random_number, data));
+    memset(on_failure, ' ', sizeof on_failure);
+    snprintf(on_failure, sizeof on_failure, "failed on: --random 1 %" PRIu64 " %" PRIu64, seed,
+             number);
+    on_failure[strlen(on_failure)] = ' ';
+    on_failure[sizeof on_failure - 1] = '\n';
+    run(data, draw_input(seed, number, data));
     if (runs % REPORT_EVERY == 0) {
       printf("%zu inputs\n", runs);
       (void)fflush(stdout);
     }
   }
-  printf("%zu random inputs of seed %" PRIu64 "\n", runs, random_seed);
+  printf("%zu random inputs of seed %" PRIu64 "\n", runs, seed);
   return EXIT_SUCCESS;
 }
 
