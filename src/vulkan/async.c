@@ -16,8 +16,9 @@ static quay_status begin(const quay__vulkan *self, uint64_t stream, const quay__
                          const quay__vulkan_place *b, quay__vulkan_lane **out_lane) {
   quay__vulkan_queue *queue = quay__vulkan_queue_of(self->device, stream);
   if (queue == NULL) {
-    return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, "vulkan", 0, NULL,
-                          "the stream is on no queue of %s", self->device->name);
+    (void)quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, "vulkan", 0, NULL,
+                         "the stream is on no queue of %s", self->device->name);
+    return QUAY_STATUS_INVALID_ARGUMENT;
   }
   if (is_elsewhere(queue, a, b)) {
     QUAY_TRY(quay__vulkan_drain(queue));
