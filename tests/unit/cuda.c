@@ -7,6 +7,7 @@
 #include "cuda/error.h"
 #include "cuda_fixture.h"
 #include "support/log.h"
+#include "support/sweep.h"
 
 TestSuite(cuda, .init = setup, .fini = teardown);
 /* Tests in children, which a driver that has been started before the fork would not serve. */
@@ -668,7 +669,7 @@ static bool survives_a_failure(void) {
 Test(cuda_child, whichever_call_of_the_driver_fails_the_error_is_clean_and_nothing_leaks,
      .timeout = 100) {
   int status = 0;
-  for (failing_call = 1; status == 0; failing_call++) {
+  for (failing_call = 1; status == 0; failing_call += quay_test_sweep_step()) {
     fflush(NULL);
     const pid_t child = fork();
     if (child == 0)

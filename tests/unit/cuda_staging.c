@@ -17,6 +17,7 @@
 #include "sim_cuda/control.h"
 #include "support/files.h"
 #include "support/pattern.h"
+#include "support/sweep.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * 1024)
@@ -653,7 +654,7 @@ static void sweep_failures(const quay__staging_tuning *tuning, uint64_t step) {
 }
 
 Test(cuda_staging, whichever_call_of_the_driver_fails_the_copy_ends_cleanly, .timeout = 300) {
-  sweep_failures(&small, 1);
+  sweep_failures(&small, quay_test_sweep_step());
 }
 
 Test(cuda_staging, whichever_call_fails_slots_of_the_threads_own_end_cleanly, .timeout = 300) {
