@@ -446,11 +446,12 @@ Test(late_violations, host_threads_apart_know_what_they_were_told) {
   OK(late_unregister());
 }
 
-static atomic_bool go_on;
+static atomic_bool running, go_on;
 
 static void wait_to_go_on(void *user, unsigned char *const *bytes) {
   (void)user;
   (void)bytes;
+  atomic_store(&running, true);
   while (!atomic_load(&go_on))
     nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
@@ -474,7 +475,8 @@ Test(late_violations, finds_two_host_threads_that_copy_at_the_same_time) {
   atomic_store(&go_on, false);
   /* While a kernel runs no bytes are moved: both copies are under way until it ends. */
   OK(late_launch(quay_stream_native(a), wait_to_go_on, NULL, NULL, 0));
-  nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+  while (!atomic_load(&running))
+    nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
   pthread_t threads[2];
   cr_assert(pthread_create(&threads[0], NULL, write_eight, in) == 0);
   wait_for_copies(1);
