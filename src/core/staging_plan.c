@@ -29,7 +29,8 @@
 #define TRANSFER_CHUNKS 16u
 #define TRANSFER_SLOTS  8u
 
-/* Measured on an H100 behind PCIe 5: see docs/architecture.md. */
+/* Swept on an H100 behind PCIe 5, but for `own_slots`, with which none was measured there yet: see
+ * docs/architecture.md. */
 static const quay__staging_tuning defaults = {
     .chunk = UINT64_C(2) << 20,
     .ramp = UINT64_C(256) << 10,
