@@ -5,8 +5,10 @@
  *
  *   bench_staging [--device SPEC] [--size MIB] [--runs N] [--file PATH] [--beside SPEC]
  *                 [--threads N] [--slots N] [--slot-size MIB] [--shared] [--streams N]
- *                 [--stores ordinary|streaming] [--pin register|alloc] [--pin-threads]
- *                 [--sweep [--seconds N]] */
+ *                 [--stores plain|streaming|pages] [--pin register|alloc] [--pin-threads]
+ *                 [--written] [--limits] [--sweep [--seconds N]]
+ *
+ * --written keeps the file open for writing: then it is read by pread alone. */
 #include "staging.h"
 
 #include <fcntl.h>
@@ -138,10 +140,23 @@ static void measure_all(const bench *all, const char *prefix) {
   }
 }
 
+sample bench_median_cold(int runs, quay_buffer *to, const quay_buffer *from) {
+  sample samples[RUNS_MAX];
+  for (int i = 0; i < runs; i++) {
+    bench_check(quay_collect(NULL), "collecting");
+    samples[i] = copy_once(to, from);
+  }
+  qsort(samples, (size_t)runs, sizeof samples[0], by_time);
+  return samples[runs / 2];
+}
+
+/* With no memory of the engine's there yet. */
 static void measure_cold(const bench *all) {
-  bench_check(quay_collect(NULL), "collecting");
-  const sample cold = copy_once(all->there, all->file);
-  bench_print_line("file to device, cold", all->set.size, &cold, all->in);
+  const int runs = all->set.runs;
+  const sample file = bench_median_cold(runs, all->there, all->file);
+  bench_print_line("file to device, cold engine", all->set.size, &file, all->in);
+  const sample memory = bench_median_cold(runs, all->there, all->here);
+  bench_print_line("memory to device, cold engine", all->set.size, &memory, all->in);
 }
 
 static double driver_rate(const bench *all, quay_buffer *to, const quay_buffer *from) {
@@ -177,6 +192,8 @@ static void make_file(bench *all) {
   bench_check(quay_file_create(name, all->set.size, &replace, &made), name);
   bench_check(quay_buffer_copy_in(made, all->bytes, all->set.size), name);
   quay_buffer_release(made);
+  if (all->set.written)
+    all->writer = open(name, O_RDWR | O_CLOEXEC);
   bench_check(quay_map_file(name, NULL, &all->file), name);
   (void)unlink(name);
   bench_check(quay_file_create(name, all->set.size, &replace, &all->out_file), name);
@@ -210,6 +227,8 @@ static void close_all(bench *all) {
   quay_buffer_release(all->out_file);
   quay_allocator_release(all->allocator);
   free(all->bytes);
+  if (all->writer > 0)
+    (void)close(all->writer);
 }
 
 /* Copies to two devices at once: a thread each, as often as there are runs. */
@@ -269,6 +288,17 @@ static void measure_beside(const bench *all) {
   quay_allocator_release(cpu);
 }
 
+static quay__slot_stores stores_of(const char *name) {
+  if (strcmp(name, "plain") == 0)
+    return QUAY__STORES_PLAIN;
+  if (strcmp(name, "streaming") == 0)
+    return QUAY__STORES_STREAMING;
+  if (strcmp(name, "pages") == 0)
+    return QUAY__STORES_PAGES;
+  fprintf(stderr, "bench_staging: --stores is plain, streaming or pages, and not %s\n", name);
+  exit(2);
+}
+
 static void parse_variant(int option, variant *out) {
   const uint32_t number = optarg != NULL ? (uint32_t)strtoul(optarg, NULL, 10) : 0;
   if (option == 't')
@@ -284,7 +314,7 @@ static void parse_variant(int option, variant *out) {
   if (option == 'b')
     out->bound = true;
   if (option == 'g')
-    out->streaming = optarg != NULL && strcmp(optarg, "streaming") == 0;
+    out->stores = stores_of(optarg);
   if (option == 'p')
     out->driver = optarg != NULL && strcmp(optarg, "alloc") == 0;
 }
@@ -304,7 +334,8 @@ static settings parse(int argc, char **argv) {
       {"slots", required_argument, NULL, 'n'},   {"slot-size", required_argument, NULL, 'c'},
       {"streams", required_argument, NULL, 'm'}, {"shared", no_argument, NULL, 'o'},
       {"pin-threads", no_argument, NULL, 'b'},   {"stores", required_argument, NULL, 'g'},
-      {"pin", required_argument, NULL, 'p'},     {0}};
+      {"pin", required_argument, NULL, 'p'},     {"written", no_argument, NULL, 'y'},
+      {"limits", no_argument, NULL, 'l'},        {0}};
   for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
     if (option == 'd')
       set.device = optarg;
@@ -318,6 +349,10 @@ static settings parse(int argc, char **argv) {
       set.path = optarg;
     if (option == 'w')
       set.sweep = true;
+    if (option == 'y')
+      set.written = true;
+    if (option == 'l')
+      set.limits = true;
     if (option == 'x')
       set.seconds = (int)strtol(optarg, NULL, 10);
     if (option == '?')
@@ -351,6 +386,8 @@ int main(int argc, char **argv) {
   measure_all(&all, "");
   if (all.set.beside != NULL)
     measure_beside(&all);
+  if (all.set.limits)
+    bench_limits(&all);
   if (all.set.sweep)
     bench_sweep(&all);
   /* Memory of the driver's making has to go before its allocator. */

@@ -21,10 +21,11 @@ typedef struct variant {
   uint64_t slot;  /* bytes */
   uint32_t slots; /* a thread */
   uint32_t streams;
-  bool shared;    /* slots are everybody's, and joined */
-  bool streaming; /* stores into slots */
-  bool driver;    /* the driver allocates the slots; else they are registered */
-  bool bound;     /* each thread to a processor */
+  bool shared; /* slots are everybody's, and joined */
+  quay__slot_stores stores;
+  bool driver;             /* the driver allocates the slots; else they are registered */
+  bool bound;              /* each thread to a processor */
+  uint64_t first, segment; /* bytes of memory that the engine begins with, and grows by */
 } variant;
 
 typedef struct settings {
@@ -34,7 +35,9 @@ typedef struct settings {
   uint64_t size;
   int runs;
   bool sweep;
-  int seconds; /* that a sweep may take */
+  bool limits;
+  bool written; /* the file is open for writing, too, so that it can't be leased */
+  int seconds;  /* that a sweep may take */
   variant variant;
 } settings;
 
@@ -43,6 +46,7 @@ typedef struct bench {
   quay_allocator *allocator;
   quay_buffer *there, *here, *pinned, *file, *out_file;
   unsigned char *bytes;
+  int writer;     /* of the file; 0: none */
   double in, out; /* GB/s of the driver's copies */
 } bench;
 
@@ -58,10 +62,16 @@ void bench_check(quay_status status, const char *what);
 quay_buffer *bench_buffer(quay_allocator *allocator, uint64_t size);
 /* The middle one of `runs` copies, after one that does not count. */
 sample bench_median(int runs, quay_buffer *to, const quay_buffer *from);
+/* The same, each with no memory of the engine's there before it. */
+sample bench_median_cold(int runs, quay_buffer *to, const quay_buffer *from);
 /* Ends the program if the first `size` bytes are not those that were copied. */
 void bench_check_bytes(const bench *all, quay_buffer *buffer, uint64_t size, const char *name);
 void bench_print_titles(void);
 void bench_print_line(const char *name, uint64_t size, const sample *s, double limit);
+
+/* staging_limits.c: the link with transfers cut small, and beside threads that copy. Writes over
+ * all that is copied, and makes it anew. */
+void bench_limits(const bench *all);
 
 /* staging_sweep.c */
 

@@ -124,8 +124,12 @@ void bench_use(const bench *all, const variant *chosen) {
     tuning.slots_per_thread = chosen->slots;
   if (chosen->streams != 0)
     tuning.streams = chosen->streams;
+  if (chosen->first != 0)
+    tuning.first_segment = chosen->first;
+  if (chosen->segment != 0)
+    tuning.segment = chosen->segment;
   tuning.own_slots = !chosen->shared;
-  tuning.stream_into_slots = chosen->streaming;
+  tuning.stores = chosen->stores;
   if (chosen->driver) {
     char spec[160];
     snprintf(spec, sizeof spec, "%s,memory=pinned", all->set.device);
@@ -163,10 +167,10 @@ static const char *const way_names[WAYS] = {"memory to device", "file to device"
                                             "device to memory"};
 
 static void name_of(const variant *v, char *out, size_t size) {
+  static const char *const stores[] = {"  ", "nt", "pg"};
   snprintf(out, size, "%2ut %lluMx%u %s %s %s %ust%s", v->threads,
            (unsigned long long)(v->slot / MIB), v->slots, v->shared ? "shared" : "own   ",
-           v->driver ? "alloc" : "regis", v->streaming ? "nt" : "  ", v->streams,
-           v->bound ? " bound" : "");
+           v->driver ? "alloc" : "regis", stores[v->stores], v->streams, v->bound ? " bound" : "");
 }
 
 static int by_time(const void *a, const void *b) {
@@ -214,14 +218,17 @@ CHOICE(twelve_threads, v->threads == 12)
 CHOICE(slots_of_1, v->slot == MIB)
 CHOICE(slots_of_2, v->slot == 2 * MIB)
 CHOICE(slots_of_4, v->slot == 4 * MIB)
+CHOICE(slots_of_8, v->slot == 8 * MIB)
 CHOICE(two_slots, v->slots == 2)
 CHOICE(three_slots, v->slots == 3)
+CHOICE(four_slots, v->slots == 4)
 CHOICE(own_slots, !v->shared)
 CHOICE(shared_slots, v->shared)
 CHOICE(registered, !v->driver)
 CHOICE(allocated, v->driver)
-CHOICE(ordinary, !v->streaming)
-CHOICE(streaming, v->streaming)
+CHOICE(plain, v->stores == QUAY__STORES_PLAIN)
+CHOICE(streaming, v->stores == QUAY__STORES_STREAMING)
+CHOICE(pages, v->stores == QUAY__STORES_PAGES)
 CHOICE(one_stream, v->streams == 1)
 CHOICE(eight_streams, v->streams == 8)
 CHOICE(unbound, !v->bound)
@@ -239,14 +246,17 @@ static void print_choices(int way, uint64_t size) {
       {"slots of 1 MiB", slots_of_1},
       {"slots of 2 MiB", slots_of_2},
       {"slots of 4 MiB", slots_of_4},
+      {"slots of 8 MiB", slots_of_8},
       {"2 slots a thread", two_slots},
       {"3 slots a thread", three_slots},
+      {"4 slots a thread", four_slots},
       {"slots of the thread's own", own_slots},
       {"shared slots", shared_slots},
       {"registered by the device", registered},
       {"allocated by the driver", allocated},
-      {"ordinary stores", ordinary},
+      {"plain stores", plain},
       {"streaming stores", streaming},
+      {"stores of pages side by side", pages},
       {"one stream", one_stream},
       {"eight streams", eight_streams},
       {"threads where they like", unbound},
@@ -284,34 +294,64 @@ static void print_way(const bench *all, int way) {
   bench_check_bytes(all, to, all->set.size, name);
 }
 
-/* The most promising values come first, and what is costly to change changes least often. False:
- * the time is up. */
-static bool sweep_slots(const bench *all, variant *v, uint64_t until) {
-  static const uint32_t threads[] = {8, 6, 12, 4}, slots[] = {2, 3}, streams[] = {1, 8};
-  static const uint64_t sizes[] = {4, 2, 1};
-  for (int kind = 0; kind < 8; kind++) {
-    v->shared = (kind & 4) != 0;
-    v->streams = streams[(kind & 2) != 0];
-    v->streaming = (kind & 1) != 0;
-    for (int combination = 0; combination < 4 * 2 * 3; combination++) {
-      v->threads = threads[combination / 6];
-      v->slots = slots[combination / 3 % 2];
-      v->slot = sizes[combination % 3] * MIB;
-      if (quay__os_nanoseconds() > until || result_count == RESULTS_MAX)
-        return false;
-      measure(all, v);
-    }
+/* The numbers of one kind of set-up. False: the time is up. */
+static bool sweep_numbers(const bench *all, variant *v, uint64_t until) {
+  static const uint32_t threads[] = {8, 6, 12, 4}, slots[] = {2, 3, 4};
+  static const uint64_t sizes[] = {4, 2, 8, 1};
+  for (int combination = 0; combination < 4 * 3 * 4; combination++) {
+    v->threads = threads[combination / 12];
+    v->slots = slots[combination / 4 % 3];
+    v->slot = sizes[combination % 4] * MIB;
+    if (quay__os_nanoseconds() > until || result_count == RESULTS_MAX)
+      return false;
+    measure(all, v);
   }
   return true;
 }
 
+/* How the engine's memory is begun with and grown. */
+static void sweep_cold(const bench *all) {
+  static const uint64_t firsts[] = {4, 8, 16, 32, 64}, segments[] = {8, 16, 32};
+  printf("\nfile to device, cold engine, by the memory that it begins with and grows by:\n");
+  bench_print_titles();
+  for (size_t i = 0; i < sizeof firsts / sizeof firsts[0]; i++) {
+    for (size_t j = 0; j < sizeof segments / sizeof segments[0]; j++) {
+      const variant v = {.threads = 8,
+                         .slot = 4 * MIB,
+                         .slots = 2,
+                         .first = firsts[i] * MIB,
+                         .segment = segments[j] * MIB};
+      char name[64];
+      snprintf(name, sizeof name, "8t 4Mx2 %llu MiB, then %llu",
+               (unsigned long long)(v.first / MIB), (unsigned long long)(v.segment / MIB));
+      bench_use(all, &v);
+      const sample median = bench_median_cold(all->set.runs, all->there, all->file);
+      bench_print_line(name, all->set.size, &median, all->in);
+    }
+  }
+}
+
+/* The most promising kinds come first. */
 void bench_sweep(const bench *all) {
+  static const variant kinds[] = {
+      {.streams = 1},
+      {.streams = 1, .stores = QUAY__STORES_PAGES},
+      {.streams = 1, .driver = true},
+      {.streams = 1, .driver = true, .stores = QUAY__STORES_PAGES},
+      {.streams = 2},
+      {.streams = 1, .bound = true},
+      {.streams = 8},
+      {.streams = 1, .shared = true},
+      {.streams = 1, .stores = QUAY__STORES_STREAMING},
+      {.streams = 1, .shared = true, .driver = true},
+      {.streams = 8, .driver = true},
+  };
   const uint64_t until = quay__os_nanoseconds() + (uint64_t)all->set.seconds * 1000000000u;
   bool whole = true;
-  (void)setenv("QUAY_STAGING_BYTES", "256MiB", 1); /* 12 threads with 3 slots of 4 MiB */
-  for (int kind = 0; kind < 4 && whole; kind++) {
-    variant v = {.driver = (kind & 1) != 0, .bound = (kind & 2) != 0};
-    whole = sweep_slots(all, &v, until);
+  (void)setenv("QUAY_STAGING_BYTES", "512MiB", 1); /* 12 threads with 4 slots of 8 MiB */
+  for (size_t kind = 0; kind < sizeof kinds / sizeof kinds[0] && whole; kind++) {
+    variant v = kinds[kind];
+    whole = sweep_numbers(all, &v, until);
   }
   if (!whole) {
     printf("\nthe sweep was stopped after %d seconds, with %d combinations\n", all->set.seconds,
@@ -319,6 +359,7 @@ void bench_sweep(const bench *all) {
   }
   for (int way = 0; way < WAYS; way++)
     print_way(all, way);
+  sweep_cold(all);
   bench_use(all, &(variant){.threads = 8});
   bench_check(quay_collect(NULL), "collecting");
 }

@@ -26,14 +26,24 @@ static void tell(quay__ring *ring, bool by_helper, quay_status status) {
 
 /* Blocking legs. */
 
+void quay__staging_fill(void *slot, const void *from, uint64_t size) {
+  switch (quay__staging_tuning_get()->stores) {
+  case QUAY__STORES_PLAIN:
+    memcpy(slot, from, size);
+    return;
+  case QUAY__STORES_STREAMING:
+    quay__host_stream(slot, from, size);
+    return;
+  case QUAY__STORES_PAGES:
+    quay__host_copy_pages(slot, from, size);
+    return;
+  }
+}
+
 static quay_status move_out(const quay__ring *ring, const quay__slot *slot) {
   const quay__leg *leg = &ring->out;
   if (leg->kind == QUAY__LEG_MEMORY) {
-    if (ring->tuning->stream_into_slots) {
-      quay__host_stream(slot->memory, leg->memory + slot->at, slot->size);
-    } else {
-      memcpy(slot->memory, leg->memory + slot->at, slot->size);
-    }
+    quay__staging_fill(slot->memory, leg->memory + slot->at, slot->size);
     return QUAY_OK;
   }
   quay_allocator *from = leg->side->allocator;
@@ -211,7 +221,8 @@ static void note_begin(quay__ring *ring, uint64_t at) {
   if (report->transfers == 0) {
     report->begin = at - ring->began;
   } else {
-    report->idle += at - ring->idle_since;
+    report->idle +=
+        at - quay__min(ring->idle_since, at); /* submitted before it was seen to be idle */
   }
 }
 

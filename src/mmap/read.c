@@ -18,6 +18,8 @@
 #include "core/checked.h"
 #include "core/host_copy.h"
 #include "core/os.h"
+#include "core/staging.h"
+#include "core/thread.h"
 #include "mmap/mmap_impl.h"
 
 #ifndef MADV_POPULATE_READ /* linux/mman.h, since Linux 5.14 */
@@ -205,8 +207,11 @@ static bool read_leased(const quay__mapping *mapping, uint64_t offset, unsigned 
   if (!quay__lease_take(owner))
     return false;
   const bool there = populate(mapping, offset, size) && is_resident(mapping, offset, size);
-  if (there)
+  if (there && quay__thread_in_staging) {
+    quay__staging_fill(memory, quay__mapping_at(mapping, offset), size);
+  } else if (there) {
     quay__host_stream(memory, quay__mapping_at(mapping, offset), size);
+  }
   quay__lease_drop(owner);
   return there;
 }
@@ -315,5 +320,6 @@ uint64_t quay__mmap_read_cached(const quay__mapping *mapping, uint64_t offset,
                                 unsigned char *memory, uint64_t size) {
   if (read_leased(mapping, offset, memory, size))
     return size;
-  return read_by_blocks(mapping, offset, memory, size);
+  /* Stores past the caches are no use in a slot, which the device reads from them. */
+  return quay__thread_in_staging ? 0 : read_by_blocks(mapping, offset, memory, size);
 }

@@ -1,0 +1,170 @@
+/* What the link gives to transfers cut as staging cuts them, without staging: page-locked memory in
+ * pieces of one size, one after the other on a stream; and the same while threads copy to or from
+ * the memory that is transferred, at the rate that they can. What staging can reach lies between.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/host_copy.h"
+#include "core/os.h"
+#include "staging.h"
+
+enum {
+  COPIERS_MAX = 16
+};
+
+/* Of the page-locked memory as much is used as staging takes for 8 threads. */
+#define RING (64 * MIB)
+
+typedef enum load {
+  LOAD_NONE,
+  LOAD_PLAIN,
+  LOAD_PAGES,
+  LOAD_STREAMING,
+} load;
+
+/* A thread that copies between its own part of the ring and its own part of pageable memory. */
+typedef struct copier {
+  pthread_t thread;
+  unsigned char *ring, *memory;
+  uint64_t ring_size, memory_size;
+  bool into; /* the ring */
+  load load;
+  atomic_bool *stop;
+  uint64_t bytes, nanoseconds; /* that it moved, in all */
+} copier;
+
+static void *copy_until_told(void *argument) {
+  copier *own = argument;
+  const uint64_t began = quay__os_nanoseconds();
+  for (uint64_t at = 0; !atomic_load_explicit(own->stop, memory_order_relaxed); at += MIB) {
+    unsigned char *slot = own->ring + at % own->ring_size;
+    unsigned char *memory = own->memory + at % own->memory_size;
+    unsigned char *to = own->into ? slot : memory, *from = own->into ? memory : slot;
+    if (own->load == LOAD_STREAMING || !own->into) {
+      quay__host_stream(to, from, MIB);
+    } else if (own->load == LOAD_PAGES) {
+      quay__host_copy_pages(to, from, MIB);
+    } else {
+      memcpy(to, from, MIB);
+    }
+    own->bytes += MIB;
+  }
+  own->nanoseconds = quay__os_nanoseconds() - began;
+  return NULL;
+}
+
+/* The whole size in pieces from and to the ring. Returns the seconds. */
+static double transfer(const bench *all, quay_stream *stream, uint64_t piece, bool into,
+                       bool events) {
+  const quay_copy_options options = {.stream = stream};
+  quay_event *last = NULL;
+  const uint64_t began = quay__os_nanoseconds();
+  for (uint64_t at = 0; at < all->set.size; at += piece) {
+    const uint64_t part = piece < all->set.size - at ? piece : all->set.size - at;
+    quay_buffer *to = into ? all->there : all->pinned, *from = into ? all->pinned : all->there;
+    bench_check(quay_buffer_copy_region(to, into ? at : at % RING, from, into ? at % RING : at,
+                                        part, &options),
+                "a piece");
+    if (!events)
+      continue;
+    quay_event_release(last);
+    bench_check(quay_event_record(stream, &last), "an event");
+  }
+  bench_check(quay_stream_synchronize(stream), "waiting");
+  const double seconds = (double)(quay__os_nanoseconds() - began) * 1e-9;
+  quay_event_release(last);
+  return seconds;
+}
+
+static int by_seconds(const void *a, const void *b) {
+  const double left = *(const double *)a, right = *(const double *)b;
+  return (left > right) - (left < right);
+}
+
+static double median_rate(const bench *all, quay_stream *stream, uint64_t piece, bool into,
+                          bool events) {
+  double seconds[RUNS_MAX];
+  (void)transfer(all, stream, piece, into, events);
+  for (int i = 0; i < all->set.runs; i++)
+    seconds[i] = transfer(all, stream, piece, into, events);
+  qsort(seconds, (size_t)all->set.runs, sizeof seconds[0], by_seconds);
+  return (double)all->set.size / seconds[all->set.runs / 2] * 1e-9;
+}
+
+static void with_copiers(const bench *all, quay_stream *stream, uint64_t piece, bool into,
+                         uint32_t threads, load kind) {
+  static const char *const names[] = {"", "plain", "pages", "streaming"};
+  void *ring = NULL, *memory = NULL;
+  atomic_bool stop = false;
+  copier copiers[COPIERS_MAX];
+  bench_check(quay_buffer_host_bytes_mut(all->pinned, &ring, NULL), "pinned memory");
+  bench_check(quay_buffer_host_bytes_mut(all->here, &memory, NULL), "memory");
+  const uint64_t ring_part = RING / threads / MIB * MIB;
+  const uint64_t memory_part = all->set.size / threads / MIB * MIB;
+  for (uint32_t i = 0; i < threads; i++) {
+    copiers[i] = (copier){
+        .ring = (unsigned char *)ring + i * ring_part,
+        .memory = (unsigned char *)memory + i * memory_part,
+        .ring_size = ring_part,
+        .memory_size = memory_part,
+        .into = into,
+        .load = kind,
+        .stop = &stop,
+    };
+    if (pthread_create(&copiers[i].thread, NULL, copy_until_told, &copiers[i]) != 0)
+      exit(1);
+  }
+  const double rate = median_rate(all, stream, piece, into, true);
+  atomic_store(&stop, true);
+  double host = 0;
+  for (uint32_t i = 0; i < threads; i++) {
+    (void)pthread_join(copiers[i].thread, NULL);
+    host += (double)copiers[i].bytes / (double)copiers[i].nanoseconds;
+  }
+  const double limit = into ? all->in : all->out;
+  printf("  %4llu MiB, %2u threads copy %-9s %6.2f GB/s, %.3f; the threads %6.2f GB/s\n",
+         (unsigned long long)(piece / MIB), threads, names[kind], rate, rate / limit, host);
+  fflush(stdout);
+}
+
+static void limits_of(const bench *all, quay_stream *stream, bool into) {
+  static const uint64_t pieces[] = {1, 2, 4, 8, 16, 64};
+  static const uint32_t threads[] = {4, 8, 12};
+  const double limit = into ? all->in : all->out;
+  printf("\n%s, pieces of page-locked memory on one stream, of %.2f GB/s:\n",
+         into ? "to the device" : "from the device", limit);
+  for (size_t i = 0; i < sizeof pieces / sizeof pieces[0]; i++) {
+    const double bare = median_rate(all, stream, pieces[i] * MIB, into, false);
+    const double marked = median_rate(all, stream, pieces[i] * MIB, into, true);
+    printf(
+        "  %4llu MiB                          %6.2f GB/s, %.3f; with an event each %6.2f, %.3f\n",
+        (unsigned long long)pieces[i], bare, bare / limit, marked, marked / limit);
+    fflush(stdout);
+  }
+  for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
+    for (load kind = LOAD_PLAIN; kind <= (into ? LOAD_STREAMING : LOAD_PLAIN); kind++) {
+      with_copiers(all, stream, 2 * MIB, into, threads[i], kind);
+      with_copiers(all, stream, 4 * MIB, into, threads[i], kind);
+    }
+  }
+}
+
+void bench_limits(const bench *all) {
+  quay_stream *stream = NULL;
+  if (all->set.size < RING) {
+    printf("the limits take copies of %llu MiB and more\n", (unsigned long long)(RING / MIB));
+    return;
+  }
+  bench_check(quay_stream_create(quay_allocator_device(all->allocator), NULL, &stream), "a stream");
+  limits_of(all, stream, true);
+  limits_of(all, stream, false);
+  quay_stream_release(stream);
+  /* What is copied was written over. */
+  bench_check(quay_buffer_copy_in(all->here, all->bytes, all->set.size), "filling");
+  bench_check(quay_buffer_copy_in(all->pinned, all->bytes, all->set.size), "filling");
+  bench_check(quay_buffer_copy_in(all->there, all->bytes, all->set.size), "filling");
+}
