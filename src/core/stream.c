@@ -237,8 +237,9 @@ quay_status quay__stream_settle(quay_device *device, uint64_t native) {
     return status;
   quay__error_state error;
   quay__error_save(&error);
-  if (device->vtable.synchronize(device) != QUAY_OK &&
-      quay_device_health(device) == QUAY_HEALTH_OK) {
+  const quay_status all = device->vtable.synchronize(device);
+  /* Stale: somebody has reset the device, and no work is left on it. */
+  if (all != QUAY_OK && all != QUAY_STATUS_STALE && quay_device_health(device) == QUAY_HEALTH_OK) {
     quay_device_mark_lost(
         device, 0, NULL,
         "nothing tells when work on it ends, so that its memory can't be used any "

@@ -14,12 +14,6 @@ quay_status quay__cuda_enter(quay__cuda_device *device, bool relaxed, quay__cuda
   QUAY_TRY(quay__cuda_check_callable());
   const quay__cuda_api *const api = device->api;
   const quay__cu_result pushed = api->cuCtxPushCurrent(device->context);
-  if (pushed == QUAY__CU_CONTEXT_IS_DESTROYED) {
-    return quay__cuda_fail(device, pushed,
-                           "another library has reset %s, and all of its memory is gone; after "
-                           "quay_device_reset() it can be used again",
-                           device->name);
-  }
   if (pushed != QUAY__CU_SUCCESS) {
     return quay__cuda_fail(device, pushed, "the context of %s can't be made current", device->name);
   }

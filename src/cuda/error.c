@@ -106,8 +106,12 @@ static void describe(quay__cu_result result, const char *format, va_list argumen
   const int length = vsnprintf(out_text, size, format, arguments);
   const size_t used = length < 0 ? 0 : (size_t)length < size ? (size_t)length : size - 1;
   const char *const text = result_text(result);
-  (void)snprintf(out_text + used, size - used, ": %s%s(%s)", text, text[0] != '\0' ? " " : "",
-                 quay__cuda_result_name(result));
+  const char *const cure = result == QUAY__CU_CONTEXT_IS_DESTROYED
+                               ? "; another library has reset the device, and all of its memory is "
+                                 "gone; after quay_device_reset() it can be used again"
+                               : "";
+  (void)snprintf(out_text + used, size - used, ": %s%s(%s)%s", text, text[0] != '\0' ? " " : "",
+                 quay__cuda_result_name(result), cure);
 }
 
 static quay_status fail(quay__cuda_device *device, quay__cu_result result, const char *text) {

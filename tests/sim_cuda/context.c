@@ -191,7 +191,11 @@ CUresult cuCtxDestroy_v2(CUcontext handle) {
 CUresult cuCtxPushCurrent_v2(CUcontext handle) {
   SIM_ENTER(cuCtxPushCurrent_v2, SIM_NEEDS_INIT);
   CUresult error;
-  sim_context *const context = sim_context_check(handle, &error);
+  sim_context *context = sim_context_check(handle, &error);
+  /* Seen on an H200 with driver 580: what was reset can be made current; calls then fail. */
+  if (context == NULL && error == CUDA_ERROR_CONTEXT_IS_DESTROYED &&
+      ((sim_context *)handle)->primary)
+    context = (sim_context *)handle;
   return sim_leave(context != NULL ? push(context) : error);
 }
 

@@ -67,11 +67,29 @@ Test(cuda_device, after_another_librarys_reset_every_call_names_the_cure) {
   memset(bytes, 0x2f, sizeof bytes);
   reset_as_another_library();
   CHECK_FAILS(quay_buffer_copy_in(buffer, bytes, SIZE), QUAY_STATUS_STALE);
-  CHECK_MESSAGE("another library has reset cuda:0");
+  CHECK_MESSAGE("cuda:0");
+  CHECK_MESSAGE("another library has reset the device");
   CHECK_MESSAGE("quay_device_reset()");
   quay_raw_buffer none;
   CHECK_FAILS(quay_allocator_alloc(allocator, SIZE, NULL, &none), QUAY_STATUS_STALE);
   CHECK_OK(quay_device_reset(quay_allocator_device(allocator)));
+  quay_buffer_release(buffer);
+  quay_allocator_release(allocator);
+}
+
+Test(cuda_device, after_another_librarys_reset_failing_copies_do_not_make_the_device_a_lost_one) {
+  quay_allocator *allocator = open_spec("cuda:0");
+  quay_device *const device = quay_allocator_device(allocator);
+  quay_buffer *buffer = make_buffer(allocator, SIZE, NULL);
+  unsigned char bytes[SIZE];
+  memset(bytes, 0x2f, sizeof bytes);
+  check_round_trip(allocator); /* leaves a stream that copies use again */
+  reset_as_another_library();
+  CHECK_FAILS(quay_buffer_copy_in(buffer, bytes, SIZE), QUAY_STATUS_STALE);
+  CHECK_FAILS(quay_buffer_copy_out(buffer, bytes, SIZE), QUAY_STATUS_STALE);
+  cr_assert_eq(quay_device_health(device), QUAY_HEALTH_OK);
+  CHECK_OK(quay_device_reset(device));
+  check_round_trip(allocator);
   quay_buffer_release(buffer);
   quay_allocator_release(allocator);
 }
