@@ -80,18 +80,22 @@ Test(cuda_device, after_another_librarys_reset_every_call_names_the_cure) {
 Test(cuda_device, after_another_librarys_reset_failing_copies_do_not_make_the_device_a_lost_one) {
   quay_allocator *allocator = open_spec("cuda:0");
   quay_device *const device = quay_allocator_device(allocator);
-  quay_buffer *buffer = make_buffer(allocator, SIZE, NULL);
-  unsigned char bytes[SIZE];
-  memset(bytes, 0x2f, sizeof bytes);
-  check_round_trip(allocator); /* leaves a stream that copies use again */
+  enum {
+    LARGE = 8 << 20 /* on streams that one copy leaves to the next */
+  };
+  quay_test_block bytes = quay_test_block_make(LARGE, 1, 31);
+  quay_buffer *buffer = make_buffer(allocator, LARGE, NULL);
+  CHECK_OK(quay_buffer_copy_in(buffer, bytes.data, LARGE));
+  check_round_trip(allocator);
   reset_as_another_library();
-  CHECK_FAILS(quay_buffer_copy_in(buffer, bytes, SIZE), QUAY_STATUS_STALE);
-  CHECK_FAILS(quay_buffer_copy_out(buffer, bytes, SIZE), QUAY_STATUS_STALE);
+  CHECK_FAILS(quay_buffer_copy_in(buffer, bytes.data, LARGE), QUAY_STATUS_STALE);
+  CHECK_FAILS(quay_buffer_copy_out(buffer, bytes.data, LARGE), QUAY_STATUS_STALE);
   cr_assert_eq(quay_device_health(device), QUAY_HEALTH_OK);
   CHECK_OK(quay_device_reset(device));
   check_round_trip(allocator);
   quay_buffer_release(buffer);
   quay_allocator_release(allocator);
+  quay_test_block_free(&bytes);
 }
 
 Test(cuda_device, a_reset_after_another_librarys_makes_the_device_usable_and_old_memory_stale) {
