@@ -4,11 +4,12 @@
  * that makes sense.
  *
  *   bench_staging [--device SPEC] [--size MIB] [--runs N] [--file PATH] [--beside SPEC]
- *                 [--threads N] [--slots N] [--slot-size MIB] [--shared] [--streams N]
+ *                 [--threads N] [--slots N] [--slot-size MIB] [--shared] [--streams N] [--batch N]
  *                 [--stores plain|streaming|pages] [--pin register|alloc] [--pin-threads]
- *                 [--written] [--limits] [--sweep [--seconds N]]
+ *                 [--by-mapping] [--written] [--limits] [--sweep [--seconds N]]
  *
- * --written keeps the file open for writing: then it is read by pread alone. */
+ * --by-mapping makes the file through a mapping, --written keeps it open for writing: then it can't
+ * be leased. */
 #include "staging.h"
 
 #include <fcntl.h>
@@ -17,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/os.h"
@@ -180,6 +182,21 @@ static void make_bytes(bench *all) {
   bench_check(all->bytes != NULL ? QUAY_OK : QUAY_STATUS_OUT_OF_HOST_MEMORY, "memory");
 }
 
+/* As programs write files: the page cache then has larger pieces than what page faults make. */
+static void write_file(const char *name, const unsigned char *bytes, uint64_t size) {
+  const int file = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  for (uint64_t done = 0; file >= 0 && done < size;) {
+    const uint64_t part = size - done < MIB ? size - done : MIB;
+    const ssize_t put = write(file, bytes + done, part);
+    if (put <= 0)
+      break;
+    done += (uint64_t)put;
+  }
+  struct stat is;
+  const bool whole = file >= 0 && fstat(file, &is) == 0 && (uint64_t)is.st_size == size;
+  bench_check(whole && close(file) == 0 ? QUAY_OK : QUAY_STATUS_IO, name);
+}
+
 static void make_file(bench *all) {
   char path[64] = "/tmp/quay-bench-staging-XXXXXX";
   if (all->set.path == NULL) {
@@ -188,10 +205,14 @@ static void make_file(bench *all) {
   }
   const char *name = all->set.path != NULL ? all->set.path : path;
   const quay_file_options replace = {.replace = true};
-  quay_buffer *made = NULL;
-  bench_check(quay_file_create(name, all->set.size, &replace, &made), name);
-  bench_check(quay_buffer_copy_in(made, all->bytes, all->set.size), name);
-  quay_buffer_release(made);
+  if (all->set.by_mapping) {
+    quay_buffer *made = NULL;
+    bench_check(quay_file_create(name, all->set.size, &replace, &made), name);
+    bench_check(quay_buffer_copy_in(made, all->bytes, all->set.size), name);
+    quay_buffer_release(made);
+  } else {
+    write_file(name, all->bytes, all->set.size);
+  }
   if (all->set.written)
     all->writer = open(name, O_RDWR | O_CLOEXEC);
   bench_check(quay_map_file(name, NULL, &all->file), name);
@@ -309,6 +330,8 @@ static void parse_variant(int option, variant *out) {
     out->slot = number * MIB;
   if (option == 'm')
     out->streams = number;
+  if (option == 'a')
+    out->batch = number;
   if (option == 'o')
     out->shared = true;
   if (option == 'b')
@@ -335,7 +358,8 @@ static settings parse(int argc, char **argv) {
       {"streams", required_argument, NULL, 'm'}, {"shared", no_argument, NULL, 'o'},
       {"pin-threads", no_argument, NULL, 'b'},   {"stores", required_argument, NULL, 'g'},
       {"pin", required_argument, NULL, 'p'},     {"written", no_argument, NULL, 'y'},
-      {"limits", no_argument, NULL, 'l'},        {0}};
+      {"limits", no_argument, NULL, 'l'},        {"batch", required_argument, NULL, 'a'},
+      {"by-mapping", no_argument, NULL, 'k'},    {0}};
   for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
     if (option == 'd')
       set.device = optarg;
@@ -349,6 +373,8 @@ static settings parse(int argc, char **argv) {
       set.path = optarg;
     if (option == 'w')
       set.sweep = true;
+    if (option == 'k')
+      set.by_mapping = true;
     if (option == 'y')
       set.written = true;
     if (option == 'l')

@@ -9,6 +9,7 @@
 
 #include "core/staging_tuning.h"
 
+#define KIB ((uint64_t)1 << 10)
 #define MIB ((uint64_t)1 << 20)
 
 enum {
@@ -21,11 +22,12 @@ typedef struct variant {
   uint64_t slot;  /* bytes */
   uint32_t slots; /* a thread */
   uint32_t streams;
-  bool shared; /* slots are everybody's, and joined */
+  uint32_t batch; /* slots that are handed over together, at most */
+  bool shared;    /* slots are everybody's, and joined */
   quay__slot_stores stores;
-  bool driver;             /* the driver allocates the slots; else they are registered */
-  bool bound;              /* each thread to a processor */
-  uint64_t first, segment; /* bytes of memory that the engine begins with, and grows by */
+  bool driver;      /* the driver allocates the slots; else they are registered */
+  bool bound;       /* each thread to a processor */
+  uint64_t segment; /* bytes of memory that the engine makes at a time, at least */
 } variant;
 
 typedef struct settings {
@@ -36,8 +38,9 @@ typedef struct settings {
   int runs;
   bool sweep;
   bool limits;
-  bool written; /* the file is open for writing, too, so that it can't be leased */
-  int seconds;  /* that a sweep may take */
+  bool by_mapping; /* the file is made through a mapping, not by write */
+  bool written;    /* the file is open for writing, too, so that it can't be leased */
+  int seconds;     /* that a sweep may take */
   variant variant;
 } settings;
 

@@ -8,12 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/allocator_impl.h"
 #include "core/host_copy.h"
 #include "core/os.h"
 #include "staging.h"
 
 enum {
-  COPIERS_MAX = 16
+  COPIERS_MAX = 16,
+  PIECES_MAX = 64,
 };
 
 /* Of the page-locked memory as much is used as staging takes for 8 threads. */
@@ -80,6 +82,27 @@ static double transfer(const bench *all, quay_stream *stream, uint64_t piece, bo
   return seconds;
 }
 
+/* The same in calls of many pieces, which the device may take in any order. */
+static double transfer_together(const bench *all, quay_raw_buffer *raw, quay_stream *stream,
+                                uint64_t piece, uint64_t count) {
+  quay_allocator *allocator = all->allocator;
+  void *ring = NULL;
+  quay_copy_piece pieces[PIECES_MAX];
+  bench_check(quay_buffer_host_bytes_mut(all->pinned, &ring, NULL), "pinned memory");
+  const uint64_t began = quay__os_nanoseconds();
+  for (uint64_t at = 0; at < all->set.size;) {
+    uint64_t have = 0;
+    for (; have < count && at < all->set.size; at += piece)
+      pieces[have++] = (quay_copy_piece){raw, at, (unsigned char *)ring + at % RING,
+                                         piece < all->set.size - at ? piece : all->set.size - at};
+    bench_check(
+        allocator->vtable.copy_in_many_async(allocator, pieces, have, quay_stream_native(stream)),
+        "many pieces");
+  }
+  bench_check(quay_stream_synchronize(stream), "waiting");
+  return (double)(quay__os_nanoseconds() - began) * 1e-9;
+}
+
 static int by_seconds(const void *a, const void *b) {
   const double left = *(const double *)a, right = *(const double *)b;
   return (left > right) - (left < right);
@@ -93,6 +116,58 @@ static double median_rate(const bench *all, quay_stream *stream, uint64_t piece,
     seconds[i] = transfer(all, stream, piece, into, events);
   qsort(seconds, (size_t)all->set.runs, sizeof seconds[0], by_seconds);
   return (double)all->set.size / seconds[all->set.runs / 2] * 1e-9;
+}
+
+static void print_together(const bench *all, quay_stream *stream) {
+  static const uint64_t sizes[] = {MIB / 4, MIB, 2 * MIB, 4 * MIB}, counts[] = {4, 8, 16, 64};
+  quay_raw_buffer raw;
+  bench_check(quay_allocator_alloc(all->allocator, all->set.size, NULL, &raw), "memory");
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    printf("  %5llu KiB in calls of", (unsigned long long)(sizes[i] / KIB));
+    for (size_t j = 0; j < sizeof counts / sizeof counts[0]; j++) {
+      double seconds[RUNS_MAX];
+      (void)transfer_together(all, &raw, stream, sizes[i], counts[j]);
+      for (int run = 0; run < all->set.runs; run++)
+        seconds[run] = transfer_together(all, &raw, stream, sizes[i], counts[j]);
+      qsort(seconds, (size_t)all->set.runs, sizeof seconds[0], by_seconds);
+      const double rate = (double)all->set.size / seconds[all->set.runs / 2] * 1e-9;
+      printf("  %llu: %.2f, %.3f", (unsigned long long)counts[j], rate, rate / all->in);
+    }
+    printf("\n");
+    fflush(stdout);
+  }
+  quay_raw_buffer_free(&raw);
+}
+
+/* In turns on two streams. */
+static double rate_on_two(const bench *all, quay_stream *one, quay_stream *other, uint64_t piece) {
+  double seconds[RUNS_MAX];
+  for (int run = -1; run < all->set.runs; run++) {
+    const uint64_t began = quay__os_nanoseconds();
+    for (uint64_t at = 0, i = 0; at < all->set.size; at += piece, i++) {
+      const quay_copy_options options = {.stream = i % 2 == 0 ? one : other};
+      const uint64_t part = piece < all->set.size - at ? piece : all->set.size - at;
+      bench_check(quay_buffer_copy_region(all->there, at, all->pinned, at % RING, part, &options),
+                  "a piece");
+    }
+    bench_check(quay_stream_synchronize(one), "waiting");
+    bench_check(quay_stream_synchronize(other), "waiting");
+    if (run >= 0)
+      seconds[run] = (double)(quay__os_nanoseconds() - began) * 1e-9;
+  }
+  qsort(seconds, (size_t)all->set.runs, sizeof seconds[0], by_seconds);
+  return (double)all->set.size / seconds[all->set.runs / 2] * 1e-9;
+}
+
+static void print_two(const bench *all, quay_stream *stream) {
+  quay_stream *other = NULL;
+  bench_check(quay_stream_create(quay_allocator_device(all->allocator), NULL, &other), "a stream");
+  for (uint64_t piece = MIB; piece <= 4 * MIB; piece *= 2) {
+    const double rate = rate_on_two(all, stream, other, piece);
+    printf("  %4llu MiB on two streams in turns  %6.2f GB/s, %.3f\n",
+           (unsigned long long)(piece / MIB), rate, rate / all->in);
+  }
+  quay_stream_release(other);
 }
 
 static void with_copiers(const bench *all, quay_stream *stream, uint64_t piece, bool into,
@@ -144,6 +219,10 @@ static void limits_of(const bench *all, quay_stream *stream, bool into) {
         "  %4llu MiB                          %6.2f GB/s, %.3f; with an event each %6.2f, %.3f\n",
         (unsigned long long)pieces[i], bare, bare / limit, marked, marked / limit);
     fflush(stdout);
+  }
+  if (into) {
+    print_together(all, stream);
+    print_two(all, stream);
   }
   for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
     for (load kind = LOAD_PLAIN; kind <= (into ? LOAD_STREAMING : LOAD_PLAIN); kind++) {

@@ -124,8 +124,7 @@ void bench_use(const bench *all, const variant *chosen) {
     tuning.slots_per_thread = chosen->slots;
   if (chosen->streams != 0)
     tuning.streams = chosen->streams;
-  if (chosen->first != 0)
-    tuning.first_segment = chosen->first;
+  tuning.batch = chosen->batch;
   if (chosen->segment != 0)
     tuning.segment = chosen->segment;
   tuning.own_slots = !chosen->shared;
@@ -168,9 +167,13 @@ static const char *const way_names[WAYS] = {"memory to device", "file to device"
 
 static void name_of(const variant *v, char *out, size_t size) {
   static const char *const stores[] = {"  ", "nt", "pg"};
-  snprintf(out, size, "%2ut %lluMx%u %s %s %s %ust%s", v->threads,
+  char batch[16] = "";
+  if (v->batch != 0)
+    snprintf(batch, sizeof batch, " b%u", v->batch);
+  snprintf(out, size, "%2ut %lluMx%u %s %s %s %ust%s%s", v->threads,
            (unsigned long long)(v->slot / MIB), v->slots, v->shared ? "shared" : "own   ",
-           v->driver ? "alloc" : "regis", stores[v->stores], v->streams, v->bound ? " bound" : "");
+           v->driver ? "alloc" : "regis", stores[v->stores], v->streams, v->bound ? " bound" : "",
+           batch);
 }
 
 static int by_time(const void *a, const void *b) {
@@ -231,6 +234,8 @@ CHOICE(streaming, v->stores == QUAY__STORES_STREAMING)
 CHOICE(pages, v->stores == QUAY__STORES_PAGES)
 CHOICE(one_stream, v->streams == 1)
 CHOICE(eight_streams, v->streams == 8)
+CHOICE(single, v->batch == 0)
+CHOICE(batched, v->batch != 0)
 CHOICE(unbound, !v->bound)
 CHOICE(bound, v->bound)
 
@@ -259,6 +264,8 @@ static void print_choices(int way, uint64_t size) {
       {"stores of pages side by side", pages},
       {"one stream", one_stream},
       {"eight streams", eight_streams},
+      {"slots handed over one by one", single},
+      {"slots handed over together", batched},
       {"threads where they like", unbound},
       {"threads bound", bound},
   };
@@ -309,25 +316,19 @@ static bool sweep_numbers(const bench *all, variant *v, uint64_t until) {
   return true;
 }
 
-/* How the engine's memory is begun with and grown. */
+/* By the memory that the engine makes at least at a time. */
 static void sweep_cold(const bench *all) {
-  static const uint64_t firsts[] = {4, 8, 16, 32, 64}, segments[] = {8, 16, 32};
-  printf("\nfile to device, cold engine, by the memory that it begins with and grows by:\n");
+  static const uint64_t segments[] = {4, 16, 64};
+  printf("\nfile to device, cold engine:\n");
   bench_print_titles();
-  for (size_t i = 0; i < sizeof firsts / sizeof firsts[0]; i++) {
-    for (size_t j = 0; j < sizeof segments / sizeof segments[0]; j++) {
-      const variant v = {.threads = 8,
-                         .slot = 4 * MIB,
-                         .slots = 2,
-                         .first = firsts[i] * MIB,
-                         .segment = segments[j] * MIB};
-      char name[64];
-      snprintf(name, sizeof name, "8t 4Mx2 %llu MiB, then %llu",
-               (unsigned long long)(v.first / MIB), (unsigned long long)(v.segment / MIB));
-      bench_use(all, &v);
-      const sample median = bench_median_cold(all->set.runs, all->there, all->file);
-      bench_print_line(name, all->set.size, &median, all->in);
-    }
+  for (size_t i = 0; i < sizeof segments / sizeof segments[0]; i++) {
+    const variant v = {.threads = 8, .segment = segments[i] * MIB};
+    char name[64];
+    snprintf(name, sizeof name, "memory made by %llu MiB and more",
+             (unsigned long long)(v.segment / MIB));
+    bench_use(all, &v);
+    const sample median = bench_median_cold(all->set.runs, all->there, all->file);
+    bench_print_line(name, all->set.size, &median, all->in);
   }
 }
 
@@ -335,6 +336,8 @@ static void sweep_cold(const bench *all) {
 void bench_sweep(const bench *all) {
   static const variant kinds[] = {
       {.streams = 1},
+      {.streams = 1, .batch = 64},
+      {.streams = 1, .driver = true, .batch = 64},
       {.streams = 1, .stores = QUAY__STORES_PAGES},
       {.streams = 1, .driver = true},
       {.streams = 1, .driver = true, .stores = QUAY__STORES_PAGES},

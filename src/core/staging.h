@@ -49,8 +49,8 @@ quay_status quay__stage_out(const quay__host_stage *copy, bool *out_done);
 bool quay__host_stage_plan(const quay_allocator *allocator, uint64_t size,
                            quay__staging_plan *out_plan);
 
-/* Copies to memory of a slot, which the next leg reads soon. For backends that read files, too, in a
- * thread that quay__thread_in_staging marks. */
+/* Copies to memory of a slot, which the next leg reads soon. For backends that read files, too, in
+ * a thread that quay__thread_in_staging marks. */
 void quay__staging_fill(void *slot, const void *from, uint64_t size);
 
 /* A stream of the core's own, kept by its device from one copy to the next. Nothing may be under

@@ -130,11 +130,13 @@ bool quay__leg_drain(quay__ring *ring, bool by_helper, quay_status *out_status) 
 
 /* Transfers. */
 
-/* Slots whose chunks follow each other, and whose memory does. */
+/* Slots of one transfer: those whose chunks follow each other, and whose memory does; or any, which
+ * are pieces of one call. */
 typedef struct run {
   quay__slot *slots[QUAY__SLOTS_MAX];
   uint32_t count;
   uint64_t bytes;
+  bool scattered;
 } run;
 
 static bool joins(const quay__ring *ring, const run *so_far, const quay__slot *next) {
@@ -159,6 +161,25 @@ static void gather_filled(quay__ring *ring, run *out_run) {
     if (slot != NULL && (slot->number != next || !joins(ring, out_run, slot)))
       return;
   }
+}
+
+/* The filled slots of all threads. */
+static void gather_batch(quay__ring *ring, run *out_run) {
+  const uint32_t most = (uint32_t)quay__min(ring->tuning->batch, QUAY__SLOTS_MAX);
+  out_run->scattered = true;
+  uint64_t number = 0;
+  while (out_run->count < most) {
+    quay__slot *slot = quay__slots_anybodys_filled_from(ring, number);
+    if (slot == NULL ||
+        (out_run->count != 0 && out_run->bytes + slot->size > ring->tuning->join_most))
+      return;
+    add(out_run, slot);
+    number = slot->number + 1;
+  }
+}
+
+static bool batches(const quay__ring *ring) {
+  return ring->own != 0 && ring->tuning->batch > 1;
 }
 
 /* Whether to wait for more neighbours, if `more` slots are still to come: the device has enough to
@@ -194,6 +215,20 @@ static uint64_t stream_of(const quay__ring *ring, const quay__leg *leg, const qu
   return leg->streams[(uint64_t)(slot - ring->slots) % leg->stream_count];
 }
 
+/* On the way in. */
+static quay_status submit_pieces(const quay__side *side, const run *slots, uint64_t stream) {
+  quay_allocator *allocator = side->allocator;
+  quay_copy_piece pieces[QUAY__SLOTS_MAX];
+  for (uint32_t i = 0; i < slots->count; i++) {
+    const quay__slot *slot = slots->slots[i];
+    pieces[i] = (quay_copy_piece){.destination = side->raw,
+                                  .offset = side->offset + slot->at,
+                                  .source = slot->memory,
+                                  .size = slot->size};
+  }
+  return allocator->vtable.copy_in_many_async(allocator, pieces, slots->count, stream);
+}
+
 /* Hands the device a transfer between a run of slots and its side, and records its event. */
 static quay_status submit(const quay__ring *ring, const quay__leg *leg, const run *slots,
                           uint64_t *out_event, bool *out_moved) {
@@ -206,10 +241,11 @@ static quay_status submit(const quay__ring *ring, const quay__leg *leg, const ru
   const bool into = leg == &ring->in;
   quay__copy_enter();
   const quay_status status =
-      into ? allocator->vtable.copy_in_async(allocator, side->raw, offset, first->memory,
-                                             slots->bytes, stream)
-           : allocator->vtable.copy_out_async(allocator, side->raw, offset, first->memory,
-                                              slots->bytes, stream);
+      slots->scattered ? submit_pieces(side, slots, stream)
+      : into ? allocator->vtable.copy_in_async(allocator, side->raw, offset, first->memory,
+                                               slots->bytes, stream)
+             : allocator->vtable.copy_out_async(allocator, side->raw, offset, first->memory,
+                                                slots->bytes, stream);
   *out_moved = into && (status == QUAY_OK || quay__copy_may_have_moved(status));
   return status == QUAY_OK ? device->vtable.event_record(device, stream, out_event) : status;
 }
@@ -231,8 +267,10 @@ static quay__transfer *new_transfer(quay__leg *leg, const run *slots) {
   quay__transfer *entry = leg->transfers;
   while (entry->busy)
     entry++;
-  *entry = (quay__transfer){
-      .busy = true, .number = leg->next++, .owner = slots->slots[0]->owner, .bytes = slots->bytes};
+  *entry = (quay__transfer){.busy = true,
+                            .number = leg->next++,
+                            .owner = slots->scattered ? NULL : slots->slots[0]->owner,
+                            .bytes = slots->bytes};
   return entry;
 }
 
@@ -274,11 +312,19 @@ static bool submit_in(quay__ring *ring, bool by_helper, quay_status *out_status)
   if (leg->kind != QUAY__LEG_STREAM || leg->submitting)
     return false;
   run slots = {.count = 0};
-  gather_filled(ring, &slots);
+  if (batches(ring)) {
+    gather_batch(ring, &slots);
+  } else {
+    gather_filled(ring, &slots);
+  }
   if (slots.count == 0)
     return false;
-  const bool more = ring->claimed != ring->size || quay__slots_count(ring, QUAY__SLOT_FILLING) != 0;
-  if (ring->own == 0 && may_grow(ring, leg, slots.bytes, more))
+  /* Of a batch more are to come while this thread has a slot to fill. */
+  const bool more = batches(ring)
+                        ? quay__slots_can_claim(ring)
+                        : ring->own == 0 && (ring->claimed != ring->size ||
+                                             quay__slots_count(ring, QUAY__SLOT_FILLING) != 0);
+  if (may_grow(ring, leg, slots.bytes, more))
     return false;
   submit_run(ring, leg, &slots, by_helper, out_status);
   return true;
@@ -321,23 +367,60 @@ static void finish_transfer(quay__ring *ring, quay__leg *leg, quay__transfer *do
     }
   }
   leg->in_flight -= done->bytes;
-  done->busy = false;
+  done->done = true;
+}
+
+/* The transfer that the calling thread's own slots are in, the oldest of them. */
+static quay__transfer *own_transfer(const quay__ring *ring, quay__leg *leg) {
+  const void *self = quay__slots_self();
+  const quay__slot *oldest = NULL;
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    const quay__slot *slot = &ring->slots[i];
+    if (slot->state == QUAY__SLOT_DRAINING && slot->owner == self &&
+        (oldest == NULL || slot->transfer < oldest->transfer))
+      oldest = slot;
+  }
+  for (uint32_t i = 0; oldest != NULL && i < 2 * QUAY__SLOTS_MAX; i++) {
+    quay__transfer *entry = &leg->transfers[i];
+    if (entry->busy && entry->submitted && !entry->done && entry->number == oldest->transfer)
+      return entry;
+  }
+  return NULL;
 }
 
 /* The oldest transfer that the calling thread may wait for. Where all slots are shared one thread
  * waits at a time; the others would only come after it. */
 static quay__transfer *next_to_await(const quay__ring *ring, quay__leg *leg) {
-  quay__transfer *oldest = NULL;
-  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+  quay__transfer *oldest = batches(ring) && leg == &ring->in ? own_transfer(ring, leg) : NULL;
+  if (oldest != NULL)
+    return oldest;
+  for (uint32_t i = 0; i < 2 * QUAY__SLOTS_MAX; i++) {
     quay__transfer *entry = &leg->transfers[i];
-    if (!entry->busy || !entry->submitted || !quay__slots_mine(ring, entry->owner))
+    if (!entry->busy || !entry->submitted || entry->done || !quay__slots_mine(ring, entry->owner))
       continue;
-    if (entry->awaited && ring->own == 0)
+    if (entry->waiting != 0 && ring->own == 0)
       return NULL;
-    if (!entry->awaited && (oldest == NULL || entry->number < oldest->number))
+    if (entry->waiting == 0 && (oldest == NULL || entry->number < oldest->number))
       oldest = entry;
   }
   return oldest;
+}
+
+/* A thread has waited for a transfer. Whoever comes back first has seen it done, and the last one
+ * destroys the event; that gives the lock away. */
+static void note_awaited(quay__ring *ring, quay__leg *leg, quay__transfer *entry, uint64_t ended) {
+  if (!entry->done) {
+    finish_transfer(ring, leg, entry);
+    ring->idle_since = ended;
+  }
+  if (entry->waiting != 0)
+    return;
+  const uint64_t event = entry->event;
+  entry->busy = false;
+  quay_device *device = leg->side->allocator->device;
+  quay__global_release(QUAY__LOCK_STAGING);
+  device->vtable.event_destroy(device, event);
+  quay__global_acquire(QUAY__LOCK_STAGING);
 }
 
 static bool await_leg(quay__ring *ring, quay__leg *leg, bool by_helper, quay_status *out_status) {
@@ -346,21 +429,17 @@ static bool await_leg(quay__ring *ring, quay__leg *leg, bool by_helper, quay_sta
     return false;
   quay_device *device = leg->side->allocator->device;
   const uint64_t event = entry->event;
-  entry->awaited = true;
+  entry->waiting++;
   quay__global_release(QUAY__LOCK_STAGING);
   const uint64_t began = now(ring);
   *out_status = device->vtable.event_synchronize(device, event);
-  if (*out_status == QUAY_OK)
-    device->vtable.event_destroy(device, event);
   const uint64_t ended = now(ring);
   quay__global_acquire(QUAY__LOCK_STAGING);
-  entry->awaited = false;
-  if (*out_status == QUAY_OK) {
-    finish_transfer(ring, leg, entry);
-    ring->idle_since = ended;
-  }
+  entry->waiting--;
   if (ring->report != NULL)
     ring->report->wait += ended - began;
+  if (*out_status == QUAY_OK)
+    note_awaited(ring, leg, entry, ended);
   tell(ring, by_helper, *out_status);
   return true;
 }
@@ -393,7 +472,7 @@ void quay__leg_settle(quay__leg *leg) {
   quay_device *device = leg->side->allocator->device;
   for (uint32_t i = 0; i < leg->stream_count; i++)
     (void)quay__staging_settle(device, leg->streams[i], QUAY_OK);
-  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+  for (uint32_t i = 0; i < 2 * QUAY__SLOTS_MAX; i++) {
     if (leg->transfers[i].busy && leg->transfers[i].submitted)
       device->vtable.event_destroy(device, leg->transfers[i].event);
   }

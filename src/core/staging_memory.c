@@ -241,11 +241,12 @@ static uint64_t bytes_kept(void) {
   return bytes;
 }
 
-/* How large the next segment should be: small at first, so that a copy can begin soon. */
+/* How large the next segment should be: enough for all that is wanted soon. A device registers 64
+ * MiB of huge pages in 2 to 3 ms while it does nothing else, and four times 16 MiB in 10 beside a
+ * copy (an H200). */
 static uint64_t next_size(const quay__staging_wish *wish) {
   const uint64_t least = pages_of(wish->size) * PAGE;
-  const quay__staging_tuning *tuning = quay__staging_tuning_get();
-  const uint64_t usual = segments == NULL ? tuning->first_segment : tuning->segment;
+  const uint64_t usual = quay__max(quay__staging_tuning_get()->segment, least + wish->more);
   while (bytes_kept() + quay__min(usual, wish->budget) > wish->budget && end_an_idle_one())
     ;
   const uint64_t kept = bytes_kept();

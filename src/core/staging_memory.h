@@ -11,6 +11,7 @@
 /* A piece of memory that is wanted. */
 typedef struct quay__staging_wish {
   uint64_t size;       /* bytes */
+  uint64_t more;       /* bytes that will be wanted after it: made together where there is room */
   uint64_t budget;     /* bytes: what is kept and idle goes before there is more than this */
   quay_device *device; /* that must have page-locked it; NULL: any memory */
   bool kept_only;      /* from what is there, without asking the system or the device for more */

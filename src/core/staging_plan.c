@@ -32,14 +32,13 @@
 /* Swept on an H100 behind PCIe 5, but for `own_slots`, with which none was measured there yet: see
  * docs/architecture.md. */
 static const quay__staging_tuning defaults = {
-    .chunk = UINT64_C(2) << 20,
+    .chunk = UINT64_C(4) << 20,
     .ramp = UINT64_C(256) << 10,
     .join_least = UINT64_C(8) << 20,
     .join_most = UINT64_C(16) << 20,
     .in_flight_least = UINT64_C(8) << 20,
-    .first_segment = UINT64_C(4) << 20,
-    .segment = UINT64_C(16) << 20,
-    .slots_per_thread = 3,
+    .segment = UINT64_C(4) << 20,
+    .slots_per_thread = 2,
     .own_slots = true,
 };
 static const quay__staging_tuning *current = &defaults;

@@ -40,12 +40,14 @@ typedef enum quay__leg_kind {
   QUAY__LEG_STREAM, /* transfers that its allocator submits to a stream */
 } quay__leg_kind;
 
+/* A device's, of one run of slots or of several. */
 typedef struct quay__transfer {
   bool busy;         /* else the entry is free */
   bool submitted;    /* it has its event */
-  bool awaited;      /* a thread waits for it */
+  bool done;         /* but threads have yet to come back from waiting for it */
+  uint32_t waiting;  /* threads */
   uint64_t number;   /* in their order */
-  const void *owner; /* of its slot */
+  const void *owner; /* of its slot; NULL: of slots of several threads */
   uint64_t event;
   uint64_t bytes;
 } quay__transfer;
@@ -58,10 +60,11 @@ typedef struct quay__leg {
   bool several;           /* threads may be at it at a time, in any order */
   uint64_t streams[QUAY__LEG_STREAMS_MAX];
   uint32_t stream_count;
-  quay__transfer transfers[QUAY__SLOTS_MAX]; /* under way, in any order */
-  uint64_t next;                             /* number of the next one */
-  uint64_t in_flight;                        /* bytes */
-  bool submitting;                           /* one thread at a time, but for slots of its own */
+  /* Under way, in any order: at most one a slot, and one that is done for each thread. */
+  quay__transfer transfers[2 * QUAY__SLOTS_MAX];
+  uint64_t next;      /* number of the next one */
+  uint64_t in_flight; /* bytes */
+  bool submitting;    /* one thread at a time, but for slots of its own */
 } quay__leg;
 
 typedef struct quay__ring {
@@ -116,9 +119,12 @@ void quay__slots_leave(quay__ring *ring);
 
 /* An empty slot becomes the next chunk's. NULL: there is none, or nothing is left. */
 quay__slot *quay__slots_claim(quay__ring *ring);
-/* The filled slot with the lowest number from `number` on that the calling thread may take; NULL:
- * there is none. */
+/* The filled slot with the lowest number from `number` on that the calling thread may take, or that
+ * anybody has; NULL: there is none. */
 quay__slot *quay__slots_filled_from(quay__ring *ring, uint64_t number);
+quay__slot *quay__slots_anybodys_filled_from(quay__ring *ring, uint64_t number);
+/* Whether the calling thread could claim one. */
+bool quay__slots_can_claim(const quay__ring *ring);
 uint64_t quay__slots_count(const quay__ring *ring, quay__slot_state state);
 
 /* staging_legs.c: what moves bytes. With the lock held, which they give away meanwhile. False:

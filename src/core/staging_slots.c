@@ -16,10 +16,26 @@
 /* A copy that others wait for gives way after so many chunks. */
 #define TURN 16u
 
-static bool open_slot(quay__ring *ring, bool kept_only) {
+/* How many slots the copy could use: what is left to do, and its share where others stage, too. */
+static uint64_t slots_wanted(const quay__ring *ring, uint64_t arrived) {
   const quay__staging_plan *plan = &ring->plan;
+  const uint64_t left = (ring->size - arrived - 1) / plan->chunk + 1;
+  const uint64_t share = quay__max(plan->budget / quay__staging_copies() / plan->chunk, 1);
+  const uint64_t fair = plan->pin != NULL ? share : plan->slots;
+  return quay__min(quay__min(plan->slots, left), fair);
+}
+
+/* `wanted`: slots that the copy could use, this one and those that it has included. */
+static bool open_slot(quay__ring *ring, uint64_t wanted, bool kept_only) {
+  const quay__staging_plan *plan = &ring->plan;
+  const uint64_t more = wanted - quay__min(wanted, (uint64_t)ring->slot_count + 1);
   const quay__staging_wish wish = {
-      .size = plan->chunk, .budget = plan->budget, .device = plan->pin, .kept_only = kept_only};
+      .size = plan->chunk,
+      .more = plan->pin != NULL ? more * plan->chunk : 0,
+      .budget = plan->budget,
+      .device = plan->pin,
+      .kept_only = kept_only,
+  };
   const uint64_t began = ring->report != NULL ? quay__os_nanoseconds() : 0;
   uint64_t segment = 0;
   unsigned char *memory = quay__staging_memory_take(&wish, &segment);
@@ -57,30 +73,20 @@ quay_status quay__slots_open_first(quay__ring *ring) {
     quay__staging_force_hold(plan->chunk);
   }
   ring->turn = 0;
-  if (open_slot(ring, false))
+  if (open_slot(ring, slots_wanted(ring, 0), false))
     return QUAY_OK;
   quay__staging_give_back(plan->chunk);
   return quay__fail_out_of_memory(plan->chunk, "a staged copy");
 }
 
-/* How many slots the copy could use: what is left to do, and its share where others stage, too. */
-static uint64_t slots_wanted(const quay__ring *ring, uint64_t arrived) {
-  const quay__staging_plan *plan = &ring->plan;
-  const uint64_t left = (ring->size - arrived - 1) / plan->chunk + 1;
-  const uint64_t share = quay__max(plan->budget / quay__staging_copies() / plan->chunk, 1);
-  const uint64_t fair = plan->pin != NULL ? share : plan->slots;
-  return quay__min(quay__min(plan->slots, left), fair);
-}
-
-/* Of memory that has to be made there is one slot's worth, a whole segment, at a time: the copy
- * goes on in between. */
+/* Memory that has to be made is made once something is under way. */
 static void grow(quay__ring *ring, uint64_t wanted, bool begun) {
   quay__staging_plan *plan = &ring->plan;
   while (ring->slot_count < wanted && quay__staging_try_hold(plan->chunk, plan->budget)) {
     const bool pinned = plan->pin != NULL;
-    if (open_slot(ring, pinned))
+    if (open_slot(ring, wanted, pinned))
       continue;
-    const bool made = begun && pinned && open_slot(ring, false);
+    const bool made = begun && pinned && open_slot(ring, wanted, false);
     if (!made)
       quay__staging_give_back(plan->chunk);
     if (!made && (begun || !pinned))
@@ -166,9 +172,11 @@ bool quay__slots_mine(const quay__ring *ring, const void *owner) {
 void quay__slots_leave(quay__ring *ring) {
   const void *self = quay__slots_self();
   for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
-    quay__transfer *in = &ring->in.transfers[i], *out = &ring->out.transfers[i];
     if (ring->slots[i].owner == self)
       ring->slots[i].owner = NULL;
+  }
+  for (uint32_t i = 0; i < 2 * QUAY__SLOTS_MAX; i++) {
+    quay__transfer *in = &ring->in.transfers[i], *out = &ring->out.transfers[i];
     if (in->owner == self)
       in->owner = NULL;
     if (out->owner == self)
@@ -194,12 +202,12 @@ static quay__slot *next_empty(quay__ring *ring) {
 }
 
 /* One that the calling thread keeps; else a new one, unless it has its share. */
-static quay__slot *next_own(quay__ring *ring) {
+static const quay__slot *next_own(const quay__ring *ring) {
   const void *self = quay__slots_self();
-  quay__slot *fresh = NULL;
+  const quay__slot *fresh = NULL;
   uint32_t kept = 0;
   for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
-    quay__slot *slot = &ring->slots[i];
+    const quay__slot *slot = &ring->slots[i];
     const bool empty = slot->state == QUAY__SLOT_EMPTY;
     if (slot->state != QUAY__SLOT_ABSENT && slot->owner == self) {
       if (empty)
@@ -225,12 +233,17 @@ static uint64_t next_chunk_size(const quay__ring *ring) {
   return quay__min(size, left);
 }
 
+bool quay__slots_can_claim(const quay__ring *ring) {
+  return !ring->failed && ring->claimed != ring->size && next_own(ring) != NULL;
+}
+
 quay__slot *quay__slots_claim(quay__ring *ring) {
   if (ring->failed || ring->claimed == ring->size)
     return NULL;
-  quay__slot *slot = ring->own != 0 ? next_own(ring) : next_empty(ring);
-  if (slot == NULL)
+  const quay__slot *found = ring->own != 0 ? next_own(ring) : next_empty(ring);
+  if (found == NULL)
     return NULL;
+  quay__slot *slot = &ring->slots[found - ring->slots];
   if (ring->own != 0)
     slot->owner = quay__slots_self();
   slot->state = QUAY__SLOT_FILLING;
@@ -242,15 +255,24 @@ quay__slot *quay__slots_claim(quay__ring *ring) {
   return slot;
 }
 
-quay__slot *quay__slots_filled_from(quay__ring *ring, uint64_t number) {
+static quay__slot *filled_from(quay__ring *ring, uint64_t number, bool anybodys) {
   quay__slot *found = NULL;
   for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
     quay__slot *slot = &ring->slots[i];
     if (slot->state == QUAY__SLOT_FILLED && slot->number >= number &&
-        quay__slots_mine(ring, slot->owner) && (found == NULL || slot->number < found->number))
+        (anybodys || quay__slots_mine(ring, slot->owner)) &&
+        (found == NULL || slot->number < found->number))
       found = slot;
   }
   return found;
+}
+
+quay__slot *quay__slots_filled_from(quay__ring *ring, uint64_t number) {
+  return filled_from(ring, number, false);
+}
+
+quay__slot *quay__slots_anybodys_filled_from(quay__ring *ring, uint64_t number) {
+  return filled_from(ring, number, true);
 }
 
 uint64_t quay__slots_count(const quay__ring *ring, quay__slot_state state) {

@@ -19,12 +19,14 @@ typedef struct quay__staging_tuning {
   uint64_t join_least;       /* neighbours are joined to transfers of so much ... */
   uint64_t join_most;        /* ... to so much, */
   uint64_t in_flight_least;  /* unless less than this is under way */
-  uint64_t first_segment;    /* of the memory of slots: what the first copy begins with */
-  uint64_t segment;          /* and what it grows by */
+  uint64_t segment;          /* of the memory of slots: what it grows by, at least */
   uint32_t slots_per_thread; /* there are at least 8 in all */
   /* Where several threads are at the host's side, each keeps to slots of its own and hands every
    * one to the device by itself; else all share all slots, and neighbours are joined. */
   bool own_slots;
+  /* With own slots, on the way in: so many filled slots, whoever's, are handed over by one call, of
+   * join_least bytes or more while in_flight_least is under way; 0, 1: each by itself. */
+  uint32_t batch;
   uint32_t streams;         /* that the slots of a device take turns on; 0: one */
   quay__slot_stores stores; /* that fill slots from host memory */
   /* Page-locked memory of another making, for segments of any device; NULL: the system's pages,
