@@ -5,6 +5,7 @@
  *
  *   bench_staging [--device SPEC] [--size MIB] [--runs N] [--file PATH] [--beside SPEC]
  *                 [--threads N] [--slots N] [--slot-size MIB] [--shared] [--streams N] [--batch N]
+ *                 [--least MIB] [--in-flight MIB]
  *                 [--stores plain|streaming|pages] [--pin register|alloc] [--pin-threads]
  *                 [--by-mapping] [--written] [--limits] [--sweep [--seconds N]]
  *
@@ -332,6 +333,10 @@ static void parse_variant(int option, variant *out) {
     out->streams = number;
   if (option == 'a')
     out->batch = number;
+  if (option == 'i')
+    out->least = number * MIB;
+  if (option == 'j')
+    out->in_flight = number * MIB;
   if (option == 'o')
     out->shared = true;
   if (option == 'b')
@@ -350,16 +355,17 @@ static settings parse(int argc, char **argv) {
     set.seconds = 2;
   }
   static const struct option options[] = {
-      {"device", required_argument, NULL, 'd'},  {"size", required_argument, NULL, 's'},
-      {"beside", required_argument, NULL, 'e'},  {"runs", required_argument, NULL, 'r'},
-      {"file", required_argument, NULL, 'f'},    {"sweep", no_argument, NULL, 'w'},
-      {"seconds", required_argument, NULL, 'x'}, {"threads", required_argument, NULL, 't'},
-      {"slots", required_argument, NULL, 'n'},   {"slot-size", required_argument, NULL, 'c'},
-      {"streams", required_argument, NULL, 'm'}, {"shared", no_argument, NULL, 'o'},
-      {"pin-threads", no_argument, NULL, 'b'},   {"stores", required_argument, NULL, 'g'},
-      {"pin", required_argument, NULL, 'p'},     {"written", no_argument, NULL, 'y'},
-      {"limits", no_argument, NULL, 'l'},        {"batch", required_argument, NULL, 'a'},
-      {"by-mapping", no_argument, NULL, 'k'},    {0}};
+      {"device", required_argument, NULL, 'd'},    {"size", required_argument, NULL, 's'},
+      {"beside", required_argument, NULL, 'e'},    {"runs", required_argument, NULL, 'r'},
+      {"file", required_argument, NULL, 'f'},      {"sweep", no_argument, NULL, 'w'},
+      {"seconds", required_argument, NULL, 'x'},   {"threads", required_argument, NULL, 't'},
+      {"slots", required_argument, NULL, 'n'},     {"slot-size", required_argument, NULL, 'c'},
+      {"streams", required_argument, NULL, 'm'},   {"shared", no_argument, NULL, 'o'},
+      {"pin-threads", no_argument, NULL, 'b'},     {"stores", required_argument, NULL, 'g'},
+      {"pin", required_argument, NULL, 'p'},       {"written", no_argument, NULL, 'y'},
+      {"limits", no_argument, NULL, 'l'},          {"batch", required_argument, NULL, 'a'},
+      {"by-mapping", no_argument, NULL, 'k'},      {"least", required_argument, NULL, 'i'},
+      {"in-flight", required_argument, NULL, 'j'}, {0}};
   for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
     if (option == 'd')
       set.device = optarg;

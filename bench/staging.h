@@ -25,9 +25,10 @@ typedef struct variant {
   uint32_t batch; /* slots that are handed over together, at most */
   bool shared;    /* slots are everybody's, and joined */
   quay__slot_stores stores;
-  bool driver;      /* the driver allocates the slots; else they are registered */
-  bool bound;       /* each thread to a processor */
-  uint64_t segment; /* bytes of memory that the engine makes at a time, at least */
+  bool driver;               /* the driver allocates the slots; else they are registered */
+  bool bound;                /* each thread to a processor */
+  uint64_t least, in_flight; /* bytes of a batch, and under way, at least; see staging_tuning.h */
+  uint64_t segment;          /* bytes of memory that the engine makes at a time, at least */
 } variant;
 
 typedef struct settings {

@@ -119,12 +119,16 @@ void bench_use(const bench *all, const variant *chosen) {
   was_driver = chosen->driver;
   tuning = *quay__staging_tuning_get();
   if (chosen->slot != 0)
-    tuning.chunk = chosen->slot;
+    tuning.chunk = tuning.chunk_in = chosen->slot;
   if (chosen->slots != 0)
     tuning.slots_per_thread = chosen->slots;
   if (chosen->streams != 0)
     tuning.streams = chosen->streams;
   tuning.batch = chosen->batch;
+  if (chosen->least != 0)
+    tuning.join_least = chosen->least;
+  if (chosen->in_flight != 0)
+    tuning.in_flight_least = chosen->in_flight;
   if (chosen->segment != 0)
     tuning.segment = chosen->segment;
   tuning.own_slots = !chosen->shared;
@@ -167,9 +171,10 @@ static const char *const way_names[WAYS] = {"memory to device", "file to device"
 
 static void name_of(const variant *v, char *out, size_t size) {
   static const char *const stores[] = {"  ", "nt", "pg"};
-  char batch[16] = "";
+  char batch[32] = "";
   if (v->batch != 0)
-    snprintf(batch, sizeof batch, " b%u", v->batch);
+    snprintf(batch, sizeof batch, " b%u/%u", (unsigned)(v->least / MIB),
+             (unsigned)(v->in_flight / MIB));
   snprintf(out, size, "%2ut %lluMx%u %s %s %s %ust%s%s", v->threads,
            (unsigned long long)(v->slot / MIB), v->slots, v->shared ? "shared" : "own   ",
            v->driver ? "alloc" : "regis", stores[v->stores], v->streams, v->bound ? " bound" : "",
@@ -301,6 +306,28 @@ static void print_way(const bench *all, int way) {
   bench_check_bytes(all, to, all->set.size, name);
 }
 
+/* Slots that are handed over together: how large and how many they are, and how much is waited for.
+ */
+static bool sweep_batches(const bench *all, uint64_t until) {
+  static const uint64_t sizes[] = {1, 2}, leasts[] = {8, 4, 16}, in_flights[] = {8, 4, 16};
+  static const uint32_t slots[] = {4, 8, 6};
+  for (int combination = 0; combination < 2 * 3 * 3 * 3; combination++) {
+    const variant v = {
+        .threads = 8,
+        .streams = 1,
+        .batch = 64,
+        .slot = sizes[combination % 2] * MIB,
+        .slots = slots[combination / 2 % 3],
+        .least = leasts[combination / 6 % 3] * MIB,
+        .in_flight = in_flights[combination / 18] * MIB,
+    };
+    if (quay__os_nanoseconds() > until || result_count == RESULTS_MAX)
+      return false;
+    measure(all, &v);
+  }
+  return true;
+}
+
 /* The numbers of one kind of set-up. False: the time is up. */
 static bool sweep_numbers(const bench *all, variant *v, uint64_t until) {
   static const uint32_t threads[] = {8, 6, 12, 4}, slots[] = {2, 3, 4};
@@ -336,8 +363,6 @@ static void sweep_cold(const bench *all) {
 void bench_sweep(const bench *all) {
   static const variant kinds[] = {
       {.streams = 1},
-      {.streams = 1, .batch = 64},
-      {.streams = 1, .driver = true, .batch = 64},
       {.streams = 1, .stores = QUAY__STORES_PAGES},
       {.streams = 1, .driver = true},
       {.streams = 1, .driver = true, .stores = QUAY__STORES_PAGES},
@@ -350,8 +375,8 @@ void bench_sweep(const bench *all) {
       {.streams = 8, .driver = true},
   };
   const uint64_t until = quay__os_nanoseconds() + (uint64_t)all->set.seconds * 1000000000u;
-  bool whole = true;
   (void)setenv("QUAY_STAGING_BYTES", "512MiB", 1); /* 12 threads with 4 slots of 8 MiB */
+  bool whole = sweep_batches(all, until);
   for (size_t kind = 0; kind < sizeof kinds / sizeof kinds[0] && whole; kind++) {
     variant v = kinds[kind];
     whole = sweep_numbers(all, &v, until);

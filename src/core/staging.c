@@ -299,7 +299,7 @@ static quay_status stage_host(const quay__host_stage *copy, bool into, bool *out
   static const quay_copy_options options;
   quay__staging_plan plan;
   *out_done = false;
-  if (!quay__host_stage_plan(copy->side.allocator, copy->size, &plan))
+  if (!quay__host_stage_plan(copy->side.allocator, into, copy->size, &plan))
     return QUAY_OK;
   const quay__leg device = {.kind = QUAY__LEG_STREAM, .side = &copy->side};
   const quay__leg host = {.kind = QUAY__LEG_MEMORY, .memory = copy->memory, .several = true};

@@ -46,7 +46,7 @@ quay_status quay__stage_in(const quay__host_stage *copy, bool *out_done);
 quay_status quay__stage_out(const quay__host_stage *copy, bool *out_done);
 
 /* What they would take. False: they would not be done. */
-bool quay__host_stage_plan(const quay_allocator *allocator, uint64_t size,
+bool quay__host_stage_plan(const quay_allocator *allocator, bool into, uint64_t size,
                            quay__staging_plan *out_plan);
 
 /* Copies to memory of a slot, which the next leg reads soon. For backends that read files, too, in

@@ -307,6 +307,38 @@ static void submit_run(quay__ring *ring, quay__leg *leg, const run *slots, bool 
   tell(ring, by_helper, *out_status);
 }
 
+/* The transfer that the calling thread's own slots are in, the oldest of them. */
+static quay__transfer *own_transfer(const quay__ring *ring, quay__leg *leg) {
+  const void *self = quay__slots_self();
+  const quay__slot *oldest = NULL;
+  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
+    const quay__slot *slot = &ring->slots[i];
+    if (slot->state == QUAY__SLOT_DRAINING && slot->owner == self &&
+        (oldest == NULL || slot->transfer < oldest->transfer))
+      oldest = slot;
+  }
+  for (uint32_t i = 0; oldest != NULL && i < 2 * QUAY__SLOTS_MAX; i++) {
+    quay__transfer *entry = &leg->transfers[i];
+    if (entry->busy && entry->submitted && !entry->done && entry->number == oldest->transfer)
+      return entry;
+  }
+  return NULL;
+}
+
+/* Whether filled slots of a batch should wait for others: the device has enough to do until the
+ * transfer before its last one is done, and this thread has another slot to fill, or one of its own
+ * to wait for, after which it comes back here. */
+static bool holds_back(const quay__ring *ring, quay__leg *leg, uint64_t bytes) {
+  return leg->in_flight > ring->tuning->in_flight_least && bytes < ring->tuning->join_least &&
+         (quay__slots_can_claim(ring) || own_transfer(ring, leg) != NULL);
+}
+
+/* Whether slots that all share should wait for their neighbours. */
+static bool neighbours_may_come(const quay__ring *ring, const quay__leg *leg, uint64_t bytes) {
+  const bool more = ring->claimed != ring->size || quay__slots_count(ring, QUAY__SLOT_FILLING) != 0;
+  return ring->own == 0 && may_grow(ring, leg, bytes, more);
+}
+
 static bool submit_in(quay__ring *ring, bool by_helper, quay_status *out_status) {
   quay__leg *leg = &ring->in;
   if (leg->kind != QUAY__LEG_STREAM || leg->submitting)
@@ -319,12 +351,8 @@ static bool submit_in(quay__ring *ring, bool by_helper, quay_status *out_status)
   }
   if (slots.count == 0)
     return false;
-  /* Of a batch more are to come while this thread has a slot to fill. */
-  const bool more = batches(ring)
-                        ? quay__slots_can_claim(ring)
-                        : ring->own == 0 && (ring->claimed != ring->size ||
-                                             quay__slots_count(ring, QUAY__SLOT_FILLING) != 0);
-  if (may_grow(ring, leg, slots.bytes, more))
+  if (batches(ring) ? holds_back(ring, leg, slots.bytes)
+                    : neighbours_may_come(ring, leg, slots.bytes))
     return false;
   submit_run(ring, leg, &slots, by_helper, out_status);
   return true;
@@ -368,24 +396,6 @@ static void finish_transfer(quay__ring *ring, quay__leg *leg, quay__transfer *do
   }
   leg->in_flight -= done->bytes;
   done->done = true;
-}
-
-/* The transfer that the calling thread's own slots are in, the oldest of them. */
-static quay__transfer *own_transfer(const quay__ring *ring, quay__leg *leg) {
-  const void *self = quay__slots_self();
-  const quay__slot *oldest = NULL;
-  for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
-    const quay__slot *slot = &ring->slots[i];
-    if (slot->state == QUAY__SLOT_DRAINING && slot->owner == self &&
-        (oldest == NULL || slot->transfer < oldest->transfer))
-      oldest = slot;
-  }
-  for (uint32_t i = 0; oldest != NULL && i < 2 * QUAY__SLOTS_MAX; i++) {
-    quay__transfer *entry = &leg->transfers[i];
-    if (entry->busy && entry->submitted && !entry->done && entry->number == oldest->transfer)
-      return entry;
-  }
-  return NULL;
 }
 
 /* The oldest transfer that the calling thread may wait for. Where all slots are shared one thread

@@ -32,6 +32,7 @@
 /* Swept on an H100 behind PCIe 5, but for `own_slots`, with which none was measured there yet: see
  * docs/architecture.md. */
 static const quay__staging_tuning defaults = {
+    .chunk_in = UINT64_C(4) << 20,
     .chunk = UINT64_C(4) << 20,
     .ramp = UINT64_C(256) << 10,
     .join_least = UINT64_C(8) << 20,
@@ -81,11 +82,12 @@ static void plan_calls(uint64_t size, uint64_t allowed, bool from_file,
 }
 
 /* Legs with transfers. `host_threads`: that can be at the host's leg at a time. */
-static void plan_transfers(uint64_t size, uint64_t allowed, uint32_t host_threads,
+static void plan_transfers(uint64_t size, uint64_t allowed, bool in, uint32_t host_threads,
                            quay__staging_plan *inout_plan) {
+  const uint64_t usual = in ? current->chunk_in : current->chunk;
   const uint32_t threads =
       size < SHARED_BYTES ? 1 : (uint32_t)quay__min(inout_plan->threads, host_threads);
-  const uint64_t most = whole_pages(quay__max(quay__min(current->chunk, allowed / 2), 1));
+  const uint64_t most = whole_pages(quay__max(quay__min(usual, allowed / 2), 1));
   const uint64_t finer = quay__align_down(size / TRANSFER_CHUNKS, PAGE) + PAGE;
   const uint64_t chunk =
       quay__max(quay__min(quay__min(quay__max(finer, current->ramp), most), size), 1);
@@ -141,14 +143,14 @@ quay_status quay__staging_plan_make(const quay__side *destination, const quay__s
   if (out_plan->pin == NULL) {
     plan_calls(size, allowed, from_file, out_plan);
   } else if ((in && from_file) || (out && to_file)) {
-    plan_transfers(size, allowed, out_plan->threads, out_plan);
+    plan_transfers(size, allowed, in, out_plan->threads, out_plan);
   } else {
-    plan_transfers(size, allowed, in && !out ? 2 : 1, out_plan);
+    plan_transfers(size, allowed, in, in && !out ? 2 : 1, out_plan);
   }
   return QUAY_OK;
 }
 
-bool quay__host_stage_plan(const quay_allocator *allocator, uint64_t size,
+bool quay__host_stage_plan(const quay_allocator *allocator, bool into, uint64_t size,
                            quay__staging_plan *out_plan) {
   quay__error_state before;
   quay__error_save(&before);
@@ -158,7 +160,7 @@ bool quay__host_stage_plan(const quay_allocator *allocator, uint64_t size,
   quay__error_restore(&before);
   if (!good)
     return false;
-  plan_transfers(size, allowed, out_plan->threads, out_plan);
+  plan_transfers(size, allowed, into, out_plan->threads, out_plan);
   out_plan->pin = allocator->device;
   return true;
 }

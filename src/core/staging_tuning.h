@@ -14,7 +14,8 @@ typedef enum quay__slot_stores {
 
 /* Sizes are in bytes. */
 typedef struct quay__staging_tuning {
-  uint64_t chunk;            /* of a slot on a way that has a stream, at most */
+  uint64_t chunk_in;         /* of a slot on the way to a device that has a stream, at most */
+  uint64_t chunk;            /* and on the way from one */
   uint64_t ramp;             /* of the first and the last chunks there */
   uint64_t join_least;       /* neighbours are joined to transfers of so much ... */
   uint64_t join_most;        /* ... to so much, */
@@ -24,8 +25,9 @@ typedef struct quay__staging_tuning {
   /* Where several threads are at the host's side, each keeps to slots of its own and hands every
    * one to the device by itself; else all share all slots, and neighbours are joined. */
   bool own_slots;
-  /* With own slots, on the way in: so many filled slots, whoever's, are handed over by one call, of
-   * join_least bytes or more while in_flight_least is under way; 0, 1: each by itself. */
+  /* With own slots, on the way in: up to so many filled slots, whoever's, are handed over by one
+   * call, of join_least bytes or more while more than in_flight_least is under way; 0, 1: each by
+   * itself. */
   uint32_t batch;
   uint32_t streams;         /* that the slots of a device take turns on; 0: one */
   quay__slot_stores stores; /* that fill slots from host memory */

@@ -172,7 +172,7 @@ void quay__cuda_copy_info(quay_allocator *allocator, const quay_raw_buffer *dest
   if (size <= QUAY__CUDA_SLOT_BYTES || (destination != NULL && source != NULL))
     return;
   quay__staging_plan plan;
-  if (!quay__host_stage_plan(allocator, size, &plan)) {
+  if (!quay__host_stage_plan(allocator, destination != NULL, size, &plan)) {
     out_info->reason = "the system refused to page-lock memory for the device: the driver copies "
                        "pageable memory by itself, which is slow";
     return;

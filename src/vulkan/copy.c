@@ -307,7 +307,8 @@ void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *de
   if (self->device->types[self->kind].mapped || (destination != NULL && source != NULL))
     return;
   quay__staging_plan plan;
-  if (size > QUAY__VULKAN_SLOT_BYTES && quay__host_stage_plan(allocator, size, &plan)) {
+  if (size > QUAY__VULKAN_SLOT_BYTES &&
+      quay__host_stage_plan(allocator, destination != NULL, size, &plan)) {
     out_info->chunk = plan.chunk;
     out_info->threads = plan.threads;
     out_info->staging_bytes = plan.chunk * plan.slots;
