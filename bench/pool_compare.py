@@ -10,12 +10,13 @@ frontier of memory against time of a first pass is drawn as SVG.
 """
 import argparse
 import json
-import math
 import os
 import platform
 import statistics
 import subprocess
 import sys
+
+import frontier
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PRELOADED = {"jemalloc": "libjemalloc.so.2", "mimalloc": "libmimalloc.so.2"}
@@ -25,7 +26,7 @@ SPECS = {
     "keep=tight": "pool:keep=tight+cpu",
     "system": "cpu",
 }
-SHAPES = r"(exchange/(pool|malloc)/live:10000/.*threads:[12]$|exchange/.*random/live:10000/.*)"
+SHAPES = r"(exchange/(pool|malloc)/live:10000/.*threads:[124]$|exchange/.*random/live:10000/.*)"
 
 
 def run(command, preload=None):
@@ -82,34 +83,6 @@ def medians_of(runs):
     return {key: statistics.median(run[key] for run in runs) for key in runs[0]}
 
 
-def draw(traces, path):
-    """A panel for each trace: memory held over live to the right, the logarithm of time upwards."""
-    width, height, left, low = 300, 240, 60, 200
-    points = [(figures["ratio"], figures["ns_per_event"]) for each in traces.values()
-              for figures in each.values()]
-    most_ratio = max(ratio for ratio, _ in points) - 1
-    most_time = max(time for _, time in points)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * len(traces)}" '
-             f'height="{height + 20}" font-family="sans-serif" font-size="11">',
-             '<rect width="100%" height="100%" fill="white"/>']
-    for number, (trace, each) in enumerate(traces.items()):
-        x0 = number * width + left
-        parts.append(f'<text x="{x0}" y="18" font-weight="bold">{trace}</text>')
-        parts.append(f'<path d="M{x0} 30V{low}H{x0 + 200}" fill="none" stroke="black"/>')
-        parts.append(f'<text x="{x0}" y="{low + 15}">1.00</text>')
-        parts.append(f'<text x="{x0 + 175}" y="{low + 15}">{1 + most_ratio:.2f}</text>')
-        parts.append(f'<text x="{x0 + 40}" y="{low + 32}">held over live</text>')
-        parts.append(f'<text x="{x0 - 50}" y="{low}">1 ns</text>')
-        parts.append(f'<text x="{x0 - 50}" y="38">{most_time:.0f} ns</text>')
-        for name, figures in each.items():
-            x = x0 + 200 * (figures["ratio"] - 1) / max(most_ratio, 0.01)
-            y = low - 165 * math.log10(figures["ns_per_event"]) / math.log10(most_time)
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
-            parts.append(f'<text x="{x + 5:.1f}" y="{y - 3:.1f}">{name}</text>')
-    with open(path, "w", encoding="ascii") as file:
-        file.write("\n".join([*parts, "</svg>", ""]))
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("build")
@@ -130,7 +103,7 @@ def main():
     with open(options.json, "w", encoding="ascii") as file:
         json.dump(result, file, indent=1)
         file.write("\n")
-    draw(traces, options.svg)
+    frontier.draw(traces, options.svg, "ns_per_event", "ns", least=1)
 
 
 if __name__ == "__main__":
