@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <memory>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "bench.h"
+#include "random_steps.h"
 
 namespace {
 
@@ -140,14 +142,64 @@ void umf(benchmark::internal::Benchmark *benchmark) {
 BENCHMARK_CAPTURE(quay_exchange, pool, "pool+cpu")->Apply(umf);
 BENCHMARK_CAPTURE(heap_exchange, malloc, "")->Apply(umf);
 
-// RMM's random_allocations: sizes up to a maximum.
-void rmm(benchmark::internal::Benchmark *benchmark) {
+// UMF's shape with the sizes of RMM's.
+void large(benchmark::internal::Benchmark *benchmark) {
   benchmark->ArgNames({"live", "least", "most"});
   benchmark->ArgsProduct({{1000, 10000, 100000}, {1}, {1 * MiB, 64 * MiB}});
 }
-BENCHMARK_CAPTURE(quay_exchange, pool_random, "pool+cpu")->Apply(rmm);
-BENCHMARK_CAPTURE(quay_exchange, pool_tight_random, "pool:keep=tight+cpu")->Apply(rmm);
-BENCHMARK_CAPTURE(heap_exchange, malloc_random, "")->Apply(rmm);
+BENCHMARK_CAPTURE(quay_exchange, pool_random, "pool+cpu")->Apply(large);
+BENCHMARK_CAPTURE(quay_exchange, pool_tight_random, "pool:keep=tight+cpu")->Apply(large);
+BENCHMARK_CAPTURE(heap_exchange, malloc_random, "")->Apply(large);
+
+// RMM's random_allocations; the time is of all its steps, twice as many as there are allocations.
+// Later iterations find what the first one has left cached. `ratio`: the most that was reserved
+// over the most that was live.
+template <class T> void random_allocations(benchmark::State &state, const char *spec) {
+  const auto allocations = static_cast<std::uint32_t>(at_most(state.range(0), 100));
+  const auto most = static_cast<std::uint64_t>(state.range(1)) * MiB;
+  random_steps steps;
+  if (!random_steps_make(allocations, most, RANDOM_USAGE_BYTES, &steps))
+    throw std::bad_alloc();
+  T blocks(spec, steps.slots);
+  const auto pass = [&](auto &&after) {
+    for (std::size_t i = 0; i < steps.count; i++) {
+      const random_step &step = steps.steps[i];
+      if (step.is_free) {
+        blocks.give(step.slot);
+      } else {
+        blocks.take(step.slot, step.size);
+      }
+      after();
+    }
+  };
+  std::uint64_t reserved = 0;
+  if constexpr (std::is_same_v<T, Blocks>)
+    pass([&] { reserved = std::max(reserved, blocks.reserved()); });
+  for (auto _ : state)
+    pass([] {});
+  const double operations = static_cast<double>(state.iterations() * steps.count);
+  state.counters["per_operation"] =
+      benchmark::Counter(operations, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  if (reserved != 0)
+    state.counters["ratio"] = static_cast<double>(reserved) / static_cast<double>(steps.peak_bytes);
+  random_steps_free(&steps);
+}
+
+void quay_random(benchmark::State &state, const char *spec) {
+  random_allocations<Blocks>(state, spec);
+}
+
+void heap_random(benchmark::State &state, const char *spec) {
+  random_allocations<HeapBlocks>(state, spec);
+}
+
+void rmm(benchmark::internal::Benchmark *benchmark) {
+  benchmark->ArgNames({"allocations", "most_mib"})->Unit(benchmark::kMillisecond);
+  benchmark->ArgsProduct({{1000, 10000, 100000}, {1, 4, 64, 256, 1024, 4096}});
+}
+BENCHMARK_CAPTURE(quay_random, pool, "pool+cpu")->Apply(rmm);
+BENCHMARK_CAPTURE(quay_random, pool_tight, "pool:keep=tight+cpu")->Apply(rmm);
+BENCHMARK_CAPTURE(heap_random, malloc, "")->Apply(rmm);
 
 // Logs that a model makes: layers allocate in steps, forward and backward, with a batch size that
 // changes, between blocks that stay. `ratio` is the most that was reserved over the most that was

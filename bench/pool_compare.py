@@ -26,7 +26,8 @@ SPECS = {
     "keep=tight": "pool:keep=tight+cpu",
     "system": "cpu",
 }
-SHAPES = r"(exchange/(pool|malloc)/live:10000/.*threads:[124]$|exchange/.*random/live:10000/.*)"
+SHAPES = (r"(exchange/(pool|malloc)/live:10000/.*threads:[124]$|exchange/.*random/live:10000/.*|"
+          r"random/.*/allocations:10000/most_mib:(1|64|4096)$)")
 
 
 def run(command, preload=None):
@@ -66,8 +67,10 @@ def measure_shapes(build, heaps, into):
         for each in json.loads(out)["benchmarks"]:
             _, variant, *rest = each["name"].split("/")
             name = heap + ("_tight" if "tight" in variant else "")
-            shape = ("rmm/" if "random" in variant else "umf/") + "/".join(rest)
-            into.setdefault(shape, {}).setdefault(name, []).append(each["cpu_time"])
+            rmm = "per_operation" in each
+            shape = ("rmm/" if rmm else "umf/") + "/".join(rest)
+            time = 2e9 * each["per_operation"] if rmm else each["cpu_time"]
+            into.setdefault(shape, {}).setdefault(name, []).append(time)
 
 
 def measure_traces(build, into):

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "support/raw_cuda/raw_cuda.h"
 
@@ -78,6 +79,10 @@ void bench_run(const bench_case *what);
 /* A row without figures. */
 void bench_skip(const char *group, const char *name, const char *reason);
 
+/* The file of the rows, to which a group may add its own, each a line that ends with a comma; NULL:
+ * none. The caller closes it. */
+FILE *bench_json(void);
+
 /* Memory of the host, touched; 2 MiB aligned. Ends the process where there is none. */
 unsigned char *bench_host_memory(uint64_t size);
 void bench_random(unsigned char *bytes, uint64_t size, uint64_t seed);
@@ -93,6 +98,7 @@ void bench_calls(void);
 void bench_alloc(void);
 void bench_device(void);
 void bench_peer(void);
+void bench_random_shapes(void);
 void bench_transfer(void);
 
 #endif

@@ -107,7 +107,7 @@ static void print(const bench_case *what, const result *of) {
   (void)fflush(stdout);
 }
 
-static FILE *open_json(void) {
+FILE *bench_json(void) {
   FILE *const file = settings.json != NULL ? fopen(settings.json, "a") : NULL;
   if (settings.json != NULL && file == NULL)
     bench_failed("the JSON file can't be written");
@@ -116,7 +116,7 @@ static FILE *open_json(void) {
 
 /* Rows are elements of one array, whose brackets the main process writes; each begins a line. */
 static void write_json(const bench_case *what, const result *of) {
-  FILE *const file = open_json();
+  FILE *const file = bench_json();
   if (file == NULL)
     return;
   fprintf(file, "  {\"group\": \"%s\", \"case\": \"%s\", \"bytes\": %llu, \"rounds\": %u",
