@@ -177,7 +177,8 @@ template <class T> void random_allocations(benchmark::State &state, const char *
     pass([&] { reserved = std::max(reserved, blocks.reserved()); });
   for (auto _ : state)
     pass([] {});
-  const double operations = static_cast<double>(state.iterations() * steps.count);
+  const double operations =
+      static_cast<double>(state.iterations()) * static_cast<double>(steps.count);
   state.counters["per_operation"] =
       benchmark::Counter(operations, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
   if (reserved != 0)
