@@ -2,12 +2,14 @@
 the reader of logs, counting, drawing, errors. No time of these runs means anything.
 """
 
+import argparse
 import gzip
 import json
 import os
 import subprocess
 import sys
 import unittest
+from unittest import mock
 from xml.etree import ElementTree
 
 from support.program import DATA, PROGRAM, SIMCUDA, ProgramTest
@@ -85,6 +87,20 @@ class cuda:
     @staticmethod
     def memory_snapshot():
         return [{{"is_expandable": EXPANDABLE and {obeys}}} for _ in known]
+'''
+
+# What is called where PyTorch has it: the public functions are not, then.
+RAW = '''
+class _C:
+    public = cuda.caching_allocator_alloc
+
+    @staticmethod
+    def _cuda_cudaCachingAllocator_raw_alloc(size, stream):
+        return _C.public(size, 0, stream)
+
+    _cuda_cudaCachingAllocator_raw_delete = staticmethod(cuda.caching_allocator_delete)
+
+cuda.caching_allocator_alloc = cuda.caching_allocator_delete = None
 '''
 
 
@@ -245,6 +261,36 @@ class Rule(unittest.TestCase):
         self.assertIn("no slower", self.judge(1, -0.1)[1]["t"])
 
 
+class Rounds(unittest.TestCase):
+    """How often each way is measured."""
+
+    def count(self, rounds=3, seconds=100.0, slow=100.0):
+        def other(way, traces):
+            if way == "torch":
+                raise pool_gpu_compare.Missing("no PyTorch")
+            return {trace: {"torch": None, "x": 1} for trace in traces}
+
+        options = argparse.Namespace(rounds=rounds, seconds=seconds, quay="quay")
+        with mock.patch.object(pool_gpu_compare, "run_other", other), \
+                mock.patch.object(pool_gpu_compare, "run_quay", lambda *_: {"x": 1}), \
+                mock.patch.object(pool_gpu_compare, "SLOW", slow):
+            runs, missing, _ = pool_gpu_compare.run_rounds(options, {"a": "a.csv", "b": "b.csv"})
+        self.assertEqual(runs["a"].keys(), runs["b"].keys())
+        self.assertEqual(missing, {"torch": "no PyTorch"})
+        return {way: len(each) for way, each in runs["b"].items()}
+
+    def test_each_way_that_is_there_is_measured_in_each_round(self):
+        self.assertEqual(self.count(), {"pool": 3, "keep=tight": 3, "torch expandable": 3,
+                                        "async": 3, "async keep": 3})
+
+    def test_no_round_begins_after_the_time_but_the_first(self):
+        self.assertEqual(set(self.count(seconds=-1.0).values()), {1})
+
+    def test_what_is_slow_is_measured_once(self):
+        self.assertEqual(self.count(slow=-1.0), {"pool": 3, "keep=tight": 3, "torch expandable": 1,
+                                                 "async": 1, "async keep": 1})
+
+
 class Drawing(ProgramTest):
     def draw(self, traces, **options):
         path = self.path("out.svg")
@@ -284,12 +330,12 @@ class Compare(ProgramTest):
         os.mkdir(self.path("traces"))
         self.write("traces/small.csv.gz", gzip.compress(SMALL))
 
-    def compare(self, *arguments, torch=True, available=True, obeys=True, delay=0.2, quay=PROGRAM,
-                driver=SIMCUDA):
+    def compare(self, *arguments, torch=True, available=True, obeys=True, raw="", delay=0.2,
+                quay=PROGRAM, driver=SIMCUDA):
         os.makedirs(self.path("modules"), exist_ok=True)
         if torch:
-            self.write("modules/torch.py",
-                       TORCH.format(available=available, obeys=obeys, delay=delay).encode())
+            text = TORCH.format(available=available, obeys=obeys, delay=delay) + raw
+            self.write("modules/torch.py", text.encode())
         return subprocess.run(
             [sys.executable, "-B", os.path.join(BENCH, "pool_gpu_compare.py"), "--quay", quay,
              "--traces", self.path("traces"), "--rounds", "1", *arguments,
@@ -322,6 +368,14 @@ class Compare(ProgramTest):
         self.assertGreater(ways["torch"]["driver_seconds"], 0.55)
         self.assertGreaterEqual(ways["pool"]["driver_seconds"], ways["pool"]["meter_seconds"])
         self.assertEqual((result["torch"], result["rounds"]), ("2.11.0", 1))
+
+    @unittest.skipIf(not SIMCUDA, "the CUDA backend is not built")
+    def test_what_pytorch_itself_calls_gives_the_same_figures(self):
+        done = self.compare(raw=RAW)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        ways = json.loads(self.read("out.json"))["traces"]["small"]
+        self.assertEqual(ways["torch"]["peak_reserved_bytes"], 18 * MIB)
+        self.assertEqual(ways["torch expandable"]["driver_calls"], 3)
 
     @unittest.skipIf(not SIMCUDA, "the CUDA backend is not built")
     def test_a_slower_pool_misses_the_floor(self):
