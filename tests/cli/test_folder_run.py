@@ -18,7 +18,7 @@ SPECS = ["cuda:0"]
 CHATTER = 'for i in 1 2 3 4 5; do printf "%s says %d\\n" "$*" "$i"; sleep 0.002; done\n'
 TEST_GPU = """
 if [[ $1 == --list ]]; then
-  printf 'gpu_copy/one\\ngpu_copy/two\\ngpu_lifetime/one\\ngpu_processes/one\\n'
+  printf 'gpu_copy/one\\ngpu_copy/two\\ngpu_lifetime/one\\ngpu_memory/one\\ngpu_stream/one\\ngpu_processes/one\\n'
   exit
 fi
 """ + CHATTER + """
@@ -39,9 +39,9 @@ PROGRAMS = {
     "digits": CHATTER,
     "digits_cuda": CHATTER,
 }
-# Two suites, a scenario, the contract suite with four directions of copies, load, copy and digits for
+# Four suites, a scenario, the contract suite with four directions of copies, load, copy and digits for
 # each spec, and digits_cuda.
-COUNT = 2 + 1 + len(SPECS) * (1 + 4 + 3) + 1
+COUNT = 4 + 1 + len(SPECS) * (1 + 4 + 3) + 1
 
 
 class FolderRun(ProgramTest):
@@ -155,6 +155,16 @@ class Memcheck(FolderRun):
             running += 1 if line.startswith("begin") else -1
             most = max(most, running)
         self.assertEqual((running, most), (0, 4))
+
+    def test_nothing_runs_beside_the_suite_that_looks_at_the_devices_memory(self):
+        self.run_folder("memcheck", FAKE_RECORD=self.path("record"), MEMCHECK_JOBS="4")
+        running, seen = 0, 0
+        for line in self.read("record").decode().splitlines():
+            if "gpu_memory/*" in line:
+                seen += 1
+                self.assertEqual(running, 0 if line.startswith("begin") else 1, line)
+            running += 1 if line.startswith("begin") else -1
+        self.assertEqual(seen, 2)
 
     def test_the_log_has_each_program_whole_and_all_that_one_at_a_time_has(self):
         self.run_folder("memcheck")
