@@ -363,9 +363,9 @@ def find_traces(folder):
 
 
 def run_rounds(options, traces):
-    """Runs by trace and way, reasons for the ways that are missing, PyTorch's version."""
+    """Runs by trace and way, reasons for ways that are missing or failed, PyTorch's version."""
     runs = {trace: {} for trace in traces}
-    missing, versions, slow = {}, set(), set()
+    left_out, versions, slow = {}, set(), set()
     end = time.monotonic() + options.seconds
     for number in range(options.rounds):
         if number > 0 and time.monotonic() > end:
@@ -374,29 +374,30 @@ def run_rounds(options, traces):
             for trace, path in traces.items():
                 runs[trace].setdefault(way, []).append(run_quay(options.quay, spec, path))
         for way in OTHERS:
-            if way in missing or way in slow:
+            if way in left_out or way in slow:
                 continue
             begin = time.monotonic()
             try:
                 found = run_other(way, traces)
-            except Missing as error:
-                missing[way] = str(error)
+            except (Missing, Problem) as error:
+                # What the others have shown is not lost with it.
+                left_out[way] = error
                 continue
             for trace, figures in found.items():
                 versions.add(figures.pop("torch"))
                 runs[trace].setdefault(way, []).append(figures)
             if time.monotonic() - begin > SLOW:
                 slow.add(way)
-    return runs, missing, next((each for each in versions if each), None)
+    return runs, left_out, next((each for each in versions if each), None)
 
 
-def judge(traces, missing):
+def judge(traces, left_out):
     """The rule by trace, and reasons by trace where there is no verdict."""
     verdicts, reasons = {}, {}
     for trace, ways in traces.items():
         ours, theirs = ways["pool"], ways.get("torch expandable")
         if theirs is None:
-            reasons[trace] = missing["torch expandable"]
+            reasons[trace] = str(left_out.get("torch expandable", "it was not measured"))
         elif ours["failed"] or theirs["failed"]:
             reasons[trace] = "allocations failed"
         elif theirs["driver_seconds"] <= 0:
@@ -423,9 +424,9 @@ def print_table(traces):
         print(f"  in the backend, by the program's own clock: {clocks}")
 
 
-def tell(verdicts, reasons, missing):
+def tell(verdicts, reasons, left_out):
     """The lines of the rule; the exit status."""
-    for way, reason in missing.items():
+    for way, reason in left_out.items():
         print(f"{way} is left out: {reason}")
     for trace, verdict in verdicts.items():
         state = "MISSED" if not verdict["holds"] else "goal" if verdict["goal_reached"] else "holds"
@@ -433,6 +434,9 @@ def tell(verdicts, reasons, missing):
               f"of PyTorch's expandable segments' (at most {FLOOR}, goal {GOAL})")
     for trace, reason in reasons.items():
         print(f"skipped: no verdict on {trace}: {reason}")
+    for error in left_out.values():
+        if isinstance(error, Problem):
+            raise error
     if not all(verdict["holds"] for verdict in verdicts.values()):
         return MISSED
     return MISSING if reasons else 0
@@ -442,12 +446,12 @@ def compare(options):
     driver = Driver()
     device, version = driver.describe()
     traces = find_traces(options.traces)
-    runs, missing, torch = run_rounds(options, traces)
+    runs, left_out, torch = run_rounds(options, traces)
     rounds = len(next(iter(runs.values()))["pool"])
     print(f"{device}, CUDA driver {version}, PyTorch {torch or 'not there'}, medians of {rounds} rounds")
     medians = {trace: {way: medians_of(each) for way, each in ways.items()}
                for trace, ways in runs.items()}
-    verdicts, reasons = judge(medians, missing)
+    verdicts, reasons = judge(medians, left_out)
     print_table(medians)
     counts = {way: len(each) for way, each in next(iter(runs.values())).items()}
     for way, count in counts.items():
@@ -456,12 +460,12 @@ def compare(options):
     with open(options.json, "w", encoding="utf-8") as file:
         json.dump({"device": device, "driver": version, "torch": torch, "rounds": rounds,
                    "traces": medians, "runs": counts,
-                   "missing": missing, "rule": verdicts}, file, indent=1)
+                   "left_out": {way: str(error) for way, error in left_out.items()}, "rule": verdicts}, file, indent=1)
         file.write("\n")
     in_ms = {trace: {way: {"ratio": figures["ratio"], "ms": figures["driver_seconds"] * 1e3}
                      for way, figures in ways.items()} for trace, ways in medians.items()}
     frontier.draw(in_ms, options.svg, "ms", "ms")
-    return tell(verdicts, reasons, missing)
+    return tell(verdicts, reasons, left_out)
 
 
 def main(arguments):

@@ -274,9 +274,9 @@ class Rounds(unittest.TestCase):
         with mock.patch.object(pool_gpu_compare, "run_other", other), \
                 mock.patch.object(pool_gpu_compare, "run_quay", lambda *_: {"x": 1}), \
                 mock.patch.object(pool_gpu_compare, "SLOW", slow):
-            runs, missing, _ = pool_gpu_compare.run_rounds(options, {"a": "a.csv", "b": "b.csv"})
+            runs, left_out, _ = pool_gpu_compare.run_rounds(options, {"a": "a.csv", "b": "b.csv"})
         self.assertEqual(runs["a"].keys(), runs["b"].keys())
-        self.assertEqual(missing, {"torch": "no PyTorch"})
+        self.assertEqual({way: str(error) for way, error in left_out.items()}, {"torch": "no PyTorch"})
         return {way: len(each) for way, each in runs["b"].items()}
 
     def test_each_way_that_is_there_is_measured_in_each_round(self):
@@ -412,10 +412,15 @@ class Compare(ProgramTest):
                 self.assertEqual(json.loads(self.read("out.json"))["rule"], {})
 
     @unittest.skipIf(not SIMCUDA, "the CUDA backend is not built")
-    def test_a_pytorch_that_does_not_take_its_settings_is_an_error(self):
+    def test_a_pytorch_that_does_not_take_its_settings_is_an_error_after_all_others(self):
         done = self.compare(obeys=False)
         self.assertEqual(done.returncode, 2, done.stdout)
-        self.assertIn("torch expandable: PyTorch does not use expandable segments", done.stderr)
+        message = "torch expandable: PyTorch does not use expandable segments, against its settings"
+        self.assertIn(f"pool_gpu_compare.py: {message}", done.stderr)
+        result = json.loads(self.read("out.json"))
+        self.assertIn(message, result["left_out"]["torch expandable"])
+        self.assertEqual(list(result["traces"]["small"]),
+                         ["pool", "keep=tight", "torch", "async", "async keep"])
 
     def test_without_a_driver_it_is_skipped(self):
         done = self.compare(driver=self.path("no.so"))
