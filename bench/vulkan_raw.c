@@ -1,0 +1,593 @@
+/* Copies by the raw Vulkan interface: every family of queues, every kind of host memory, in one
+ * piece and in many, with what Quay puts around them and without. Tells what the driver allows, and
+ * what a piece costs: `us` is the host's time in vkQueueSubmit for each piece. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "vulkan.h"
+#include "vulkan/driver.h"
+
+#define HUGE_PAGE (UINT64_C(2) << 20)
+#define RAW_MOST  (512 * MIB)
+
+enum {
+  FAMILIES_MAX = 16,
+  QUEUES_MAX = 2, /* of a family that are used */
+  WAY_QUEUES = 4,
+};
+
+typedef struct raw_queue {
+  VkQueue handle;
+  uint32_t family;
+  VkCommandPool pool;
+  VkSemaphore timelines[2]; /* a plain one, and one for export */
+  uint64_t values[2];
+} raw_queue;
+
+typedef struct raw_family {
+  VkQueueFlags flags;
+  uint32_t count; /* that are used; 0: can't copy */
+  raw_queue queues[QUEUES_MAX];
+} raw_family;
+
+typedef enum raw_kind {
+  RAW_IMPORTED, /* ordinary pages of the process */
+  RAW_HOST,     /* HOST_VISIBLE, HOST_COHERENT */
+  RAW_CACHED,   /* and HOST_CACHED */
+  RAW_KINDS,
+} raw_kind;
+
+typedef struct raw_memory {
+  VkBuffer buffer; /* VK_NULL_HANDLE: there is none of the kind */
+  VkDeviceMemory memory;
+  unsigned char *bytes;
+} raw_memory;
+
+typedef struct raw {
+  quay__vulkan_instance instance;
+  quay__vulkan_api api;
+  PFN_vkFreeCommandBuffers free_commands;
+  VkPhysicalDevice physical;
+  VkDevice device;
+  VkPhysicalDeviceMemoryProperties types;
+  bool can_import, can_export;
+  raw_family families[FAMILIES_MAX];
+  uint32_t family_count;
+  uint64_t size;
+  raw_memory there, here[RAW_KINDS];
+} raw;
+
+static uint64_t least(uint64_t a, uint64_t b) {
+  return a < b ? a : b;
+}
+
+static void must(VkResult result, const char *what) {
+  if (result == VK_SUCCESS)
+    return;
+  char text[96];
+  (void)snprintf(text, sizeof text, "%s answers %d", what, (int)result);
+  bench_failed(text);
+}
+
+/* The device. */
+
+static bool has_extension(const raw *all, const char *name) {
+  static VkExtensionProperties list[512];
+  uint32_t count = sizeof list / sizeof list[0];
+  const VkResult result =
+      all->instance.vkEnumerateDeviceExtensionProperties(all->physical, NULL, &count, list);
+  for (uint32_t i = 0; i < count && (result == VK_SUCCESS || result == VK_INCOMPLETE); i++) {
+    if (strcmp(list[i].extensionName, name) == 0)
+      return true;
+  }
+  return false;
+}
+
+static void find_families(raw *all) {
+  VkQueueFamilyProperties found[FAMILIES_MAX];
+  all->family_count = FAMILIES_MAX;
+  all->instance.vkGetPhysicalDeviceQueueFamilyProperties(all->physical, &all->family_count, found);
+  const VkQueueFlags copies = VK_QUEUE_TRANSFER_BIT | VK_QUEUE_COMPUTE_BIT | VK_QUEUE_GRAPHICS_BIT;
+  for (uint32_t i = 0; i < all->family_count; i++) {
+    all->families[i].flags = found[i].queueFlags;
+    if ((found[i].queueFlags & copies) != 0)
+      all->families[i].count = found[i].queueCount < QUEUES_MAX ? found[i].queueCount : QUEUES_MAX;
+    printf("  family %u: %u queues%s%s%s, flags 0x%x\n", i, found[i].queueCount,
+           (found[i].queueFlags & VK_QUEUE_GRAPHICS_BIT) != 0 ? ", graphics" : "",
+           (found[i].queueFlags & VK_QUEUE_COMPUTE_BIT) != 0 ? ", compute" : "",
+           (found[i].queueFlags & VK_QUEUE_TRANSFER_BIT) != 0 ? ", transfer" : "",
+           found[i].queueFlags);
+  }
+}
+
+static void open_device(raw *all) {
+  static const float priorities[QUEUES_MAX] = {1, 1};
+  VkDeviceQueueCreateInfo queues[FAMILIES_MAX];
+  uint32_t count = 0;
+  for (uint32_t i = 0; i < all->family_count; i++) {
+    if (all->families[i].count == 0)
+      continue;
+    queues[count++] = (VkDeviceQueueCreateInfo){
+        .sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO,
+        .queueFamilyIndex = i,
+        .queueCount = all->families[i].count,
+        .pQueuePriorities = priorities,
+    };
+  }
+  const VkPhysicalDeviceVulkan12Features features = {
+      .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES,
+      .timelineSemaphore = VK_TRUE,
+  };
+  const char *extensions[2];
+  uint32_t extension_count = 0;
+  all->can_import = has_extension(all, VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME);
+  all->can_export = has_extension(all, VK_KHR_EXTERNAL_SEMAPHORE_FD_EXTENSION_NAME);
+  if (all->can_import)
+    extensions[extension_count++] = VK_EXT_EXTERNAL_MEMORY_HOST_EXTENSION_NAME;
+  if (all->can_export)
+    extensions[extension_count++] = VK_KHR_EXTERNAL_SEMAPHORE_FD_EXTENSION_NAME;
+  const VkDeviceCreateInfo info = {
+      .sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
+      .pNext = &features,
+      .queueCreateInfoCount = count,
+      .pQueueCreateInfos = queues,
+      .enabledExtensionCount = extension_count,
+      .ppEnabledExtensionNames = extensions,
+  };
+  must(all->instance.vkCreateDevice(all->physical, &info, NULL, &all->device), "vkCreateDevice");
+  bench_check(quay__vulkan_api_find(&all->instance, all->device, &all->api), "the functions");
+  const PFN_vkVoidFunction found =
+      all->instance.vkGetDeviceProcAddr(all->device, "vkFreeCommandBuffers");
+  memcpy(&all->free_commands, &found, sizeof found);
+}
+
+static void make_queue(raw *all, uint32_t family, uint32_t index) {
+  raw_queue *queue = &all->families[family].queues[index];
+  queue->family = family;
+  all->api.vkGetDeviceQueue(all->device, family, index, &queue->handle);
+  const VkCommandPoolCreateInfo pool = {
+      .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+      .queueFamilyIndex = family,
+  };
+  must(all->api.vkCreateCommandPool(all->device, &pool, NULL, &queue->pool), "vkCreateCommandPool");
+  for (int exported = 0; exported < (all->can_export ? 2 : 1); exported++) {
+    const VkExportSemaphoreCreateInfo export = {
+        .sType = VK_STRUCTURE_TYPE_EXPORT_SEMAPHORE_CREATE_INFO,
+        .handleTypes = VK_EXTERNAL_SEMAPHORE_HANDLE_TYPE_OPAQUE_FD_BIT,
+    };
+    const VkSemaphoreTypeCreateInfo type = {
+        .sType = VK_STRUCTURE_TYPE_SEMAPHORE_TYPE_CREATE_INFO,
+        .pNext = exported != 0 ? &export : NULL,
+        .semaphoreType = VK_SEMAPHORE_TYPE_TIMELINE,
+    };
+    const VkSemaphoreCreateInfo info = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO,
+                                        .pNext = &type};
+    must(all->api.vkCreateSemaphore(all->device, &info, NULL, &queue->timelines[exported]),
+         "vkCreateSemaphore");
+  }
+}
+
+/* Memory. */
+
+/* The first type that has all of `wanted` and none of `unwanted`; -1: none. */
+static int find_type(const raw *all, uint32_t usable, VkMemoryPropertyFlags wanted,
+                     VkMemoryPropertyFlags unwanted) {
+  for (uint32_t i = 0; i < all->types.memoryTypeCount; i++) {
+    const VkMemoryPropertyFlags flags = all->types.memoryTypes[i].propertyFlags;
+    if ((usable & 1u << i) != 0 && (flags & wanted) == wanted && (flags & unwanted) == 0)
+      return (int)i;
+  }
+  return -1;
+}
+
+static VkMemoryRequirements make_buffer(const raw *all, bool imported, raw_memory *out) {
+  uint32_t families[FAMILIES_MAX], count = 0;
+  for (uint32_t i = 0; i < all->family_count; i++) {
+    if (all->families[i].count != 0)
+      families[count++] = i;
+  }
+  const VkExternalMemoryBufferCreateInfo external = {
+      .sType = VK_STRUCTURE_TYPE_EXTERNAL_MEMORY_BUFFER_CREATE_INFO,
+      .handleTypes = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
+  };
+  const VkBufferCreateInfo info = {
+      .sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
+      .pNext = imported ? &external : NULL,
+      .size = all->size,
+      .usage = VK_BUFFER_USAGE_TRANSFER_SRC_BIT | VK_BUFFER_USAGE_TRANSFER_DST_BIT,
+      .sharingMode = count > 1 ? VK_SHARING_MODE_CONCURRENT : VK_SHARING_MODE_EXCLUSIVE,
+      .queueFamilyIndexCount = count > 1 ? count : 0,
+      .pQueueFamilyIndices = families,
+  };
+  VkMemoryRequirements needs;
+  must(all->api.vkCreateBuffer(all->device, &info, NULL, &out->buffer), "vkCreateBuffer");
+  all->api.vkGetBufferMemoryRequirements(all->device, out->buffer, &needs);
+  return needs;
+}
+
+static void end_memory(const raw *all, raw_memory *memory) {
+  all->api.vkDestroyBuffer(all->device, memory->buffer, NULL);
+  all->api.vkFreeMemory(all->device, memory->memory, NULL);
+  *memory = (raw_memory){.buffer = VK_NULL_HANDLE};
+}
+
+static void make_memory(const raw *all, VkMemoryPropertyFlags wanted,
+                        VkMemoryPropertyFlags unwanted, raw_memory *out) {
+  const VkMemoryRequirements needs = make_buffer(all, false, out);
+  const int type = find_type(all, needs.memoryTypeBits, wanted, unwanted);
+  const VkMemoryAllocateInfo info = {
+      .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+      .allocationSize = needs.size,
+      .memoryTypeIndex = (uint32_t)type,
+  };
+  if (type < 0 || all->api.vkAllocateMemory(all->device, &info, NULL, &out->memory) != VK_SUCCESS) {
+    end_memory(all, out);
+    return;
+  }
+  must(all->api.vkBindBufferMemory(all->device, out->buffer, out->memory, 0), "vkBindBufferMemory");
+  void *bytes = NULL;
+  if ((wanted & VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT) != 0)
+    must(all->api.vkMapMemory(all->device, out->memory, 0, VK_WHOLE_SIZE, 0, &bytes),
+         "vkMapMemory");
+  out->bytes = bytes;
+}
+
+static void import_memory(const raw *all, raw_memory *out) {
+  char *const whole = mmap(NULL, all->size + HUGE_PAGE, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0); /* kept until the end */
+  if (!all->can_import || whole == MAP_FAILED)
+    return;
+  char *const bytes = whole + (HUGE_PAGE - (uintptr_t)whole % HUGE_PAGE) % HUGE_PAGE;
+  (void)madvise(bytes, all->size, MADV_HUGEPAGE);
+  memset(bytes, 0x5a, all->size);
+  const VkMemoryRequirements needs = make_buffer(all, true, out);
+  VkMemoryHostPointerPropertiesEXT properties = {
+      .sType = VK_STRUCTURE_TYPE_MEMORY_HOST_POINTER_PROPERTIES_EXT};
+  must(all->api.vkGetMemoryHostPointerPropertiesEXT(
+           all->device, VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT, bytes, &properties),
+       "vkGetMemoryHostPointerPropertiesEXT");
+  const uint32_t usable = needs.memoryTypeBits & properties.memoryTypeBits;
+  int type = find_type(
+      all, usable, VK_MEMORY_PROPERTY_HOST_COHERENT_BIT | VK_MEMORY_PROPERTY_HOST_CACHED_BIT, 0);
+  if (type < 0)
+    type = find_type(all, usable, VK_MEMORY_PROPERTY_HOST_COHERENT_BIT, 0);
+  const VkImportMemoryHostPointerInfoEXT pointer = {
+      .sType = VK_STRUCTURE_TYPE_IMPORT_MEMORY_HOST_POINTER_INFO_EXT,
+      .handleType = VK_EXTERNAL_MEMORY_HANDLE_TYPE_HOST_ALLOCATION_BIT_EXT,
+      .pHostPointer = bytes,
+  };
+  const VkMemoryAllocateInfo info = {
+      .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO,
+      .pNext = &pointer,
+      .allocationSize = all->size,
+      .memoryTypeIndex = (uint32_t)type,
+  };
+  if (type < 0 || needs.size > all->size ||
+      all->api.vkAllocateMemory(all->device, &info, NULL, &out->memory) != VK_SUCCESS) {
+    end_memory(all, out);
+    return;
+  }
+  must(all->api.vkBindBufferMemory(all->device, out->buffer, out->memory, 0), "vkBindBufferMemory");
+  out->bytes = (unsigned char *)bytes;
+}
+
+/* Ways to copy. */
+
+typedef enum raw_pieces {
+  RAW_SUBMITTED, /* each is submitted by itself */
+  RAW_AT_ONCE,   /* each is a submission, and all are in one call */
+  RAW_RECORDED,  /* all are in one command buffer for each queue */
+} raw_pieces;
+
+typedef struct raw_way {
+  raw_queue *queues[WAY_QUEUES]; /* that pieces take turns on */
+  uint32_t queue_count;
+  raw_kind kind;
+  uint64_t piece; /* bytes */
+  raw_pieces pieces;
+  bool barriers; /* before and after each */
+  bool exported; /* the timelines can be exported */
+} raw_way;
+
+typedef struct raw_result {
+  double gbps, submit_us;
+} raw_result;
+
+static uint64_t piece_count(const raw *all, const raw_way *way) {
+  return (all->size - 1) / way->piece + 1;
+}
+
+static void record_barrier(const raw *all, VkCommandBuffer commands) {
+  const VkMemoryBarrier barrier = {
+      .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER,
+      .srcAccessMask = VK_ACCESS_MEMORY_WRITE_BIT | VK_ACCESS_MEMORY_READ_BIT,
+      .dstAccessMask = VK_ACCESS_MEMORY_WRITE_BIT | VK_ACCESS_MEMORY_READ_BIT,
+  };
+  all->api.vkCmdPipelineBarrier(commands, VK_PIPELINE_STAGE_ALL_COMMANDS_BIT,
+                                VK_PIPELINE_STAGE_ALL_COMMANDS_BIT | VK_PIPELINE_STAGE_HOST_BIT, 0,
+                                1, &barrier, 0, NULL, 0, NULL);
+}
+
+static void record_piece(const raw *all, const raw_way *way, bool into, uint64_t number,
+                         VkCommandBuffer commands) {
+  const uint64_t at = number * way->piece;
+  const VkBufferCopy region = {
+      .srcOffset = at,
+      .dstOffset = at,
+      .size = least(all->size - at, way->piece),
+  };
+  const VkBuffer here = all->here[way->kind].buffer, there = all->there.buffer;
+  if (way->barriers)
+    record_barrier(all, commands);
+  all->api.vkCmdCopyBuffer(commands, into ? here : there, into ? there : here, 1, &region);
+  if (way->barriers)
+    record_barrier(all, commands);
+}
+
+/* The command buffers, in the order of their submission; how many. */
+static uint64_t record(const raw *all, const raw_way *way, bool into, VkCommandBuffer *out) {
+  static const VkCommandBufferBeginInfo begin = {.sType =
+                                                     VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+  const uint64_t pieces = piece_count(all, way);
+  const uint64_t count = way->pieces == RAW_RECORDED ? way->queue_count : pieces;
+  for (uint64_t i = 0; i < count; i++) {
+    const VkCommandBufferAllocateInfo info = {
+        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+        .commandPool = way->queues[i % way->queue_count]->pool,
+        .level = VK_COMMAND_BUFFER_LEVEL_PRIMARY,
+        .commandBufferCount = 1,
+    };
+    must(all->api.vkAllocateCommandBuffers(all->device, &info, &out[i]),
+         "vkAllocateCommandBuffers");
+    must(all->api.vkBeginCommandBuffer(out[i], &begin), "vkBeginCommandBuffer");
+    for (uint64_t piece = i; piece < pieces; piece += count)
+      record_piece(all, way, into, piece, out[i]);
+    if (!way->barriers) /* for the host, which reads it in the end */
+      record_barrier(all, out[i]);
+    must(all->api.vkEndCommandBuffer(out[i]), "vkEndCommandBuffer");
+  }
+  return count;
+}
+
+static void wait_for(const raw *all, const raw_way *way) {
+  for (uint32_t i = 0; i < way->queue_count; i++) {
+    const VkSemaphoreWaitInfo info = {
+        .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
+        .semaphoreCount = 1,
+        .pSemaphores = &way->queues[i]->timelines[way->exported],
+        .pValues = &way->queues[i]->values[way->exported],
+    };
+    must(all->api.vkWaitSemaphores(all->device, &info, UINT64_MAX), "vkWaitSemaphores");
+  }
+}
+
+/* Submits all of them; the host's seconds for that. */
+static double submit(const raw *all, const raw_way *way, const VkCommandBuffer *commands,
+                     uint64_t count, VkSubmitInfo *infos, VkTimelineSemaphoreSubmitInfo *values,
+                     uint64_t *numbers) {
+  for (uint64_t i = 0; i < count; i++) {
+    raw_queue *queue = way->queues[i % way->queue_count];
+    numbers[i] = ++queue->values[way->exported];
+    values[i] = (VkTimelineSemaphoreSubmitInfo){
+        .sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
+        .signalSemaphoreValueCount = 1,
+        .pSignalSemaphoreValues = &numbers[i],
+    };
+    infos[i] = (VkSubmitInfo){
+        .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
+        .pNext = &values[i],
+        .commandBufferCount = 1,
+        .pCommandBuffers = &commands[i],
+        .signalSemaphoreCount = 1,
+        .pSignalSemaphores = &queue->timelines[way->exported],
+    };
+  }
+  const double began = bench_now();
+  if (way->pieces == RAW_AT_ONCE) { /* on the first queue */
+    must(all->api.vkQueueSubmit(way->queues[0]->handle, (uint32_t)count, infos, VK_NULL_HANDLE),
+         "vkQueueSubmit");
+  } else {
+    for (uint64_t i = 0; i < count; i++) {
+      must(all->api.vkQueueSubmit(way->queues[i % way->queue_count]->handle, 1, &infos[i],
+                                  VK_NULL_HANDLE),
+           "vkQueueSubmit");
+    }
+  }
+  return bench_now() - began;
+}
+
+static raw_result measure(const raw *all, const raw_way *way, bool into, int runs) {
+  double seconds[RUNS_MAX], submits[RUNS_MAX];
+  const uint64_t most = piece_count(all, way) + way->queue_count;
+  VkCommandBuffer *commands = calloc(most, sizeof *commands);
+  VkSubmitInfo *infos = calloc(most, sizeof *infos);
+  VkTimelineSemaphoreSubmitInfo *values = calloc(most, sizeof *values);
+  uint64_t *numbers = calloc(most, sizeof *numbers);
+  if (commands == NULL || infos == NULL || values == NULL || numbers == NULL)
+    bench_failed("no memory");
+  const uint64_t count = record(all, way, into, commands);
+  for (int i = -1; i < runs; i++) { /* the first one warms up */
+    const double began = bench_now();
+    const double took = submit(all, way, commands, count, infos, values, numbers);
+    wait_for(all, way);
+    if (i >= 0) {
+      seconds[i] = bench_now() - began;
+      submits[i] = took;
+    }
+  }
+  for (uint64_t i = 0; i < count; i++) {
+    all->free_commands(all->device, way->queues[i % way->queue_count]->pool, 1, &commands[i]);
+  }
+  free(commands);
+  free(infos);
+  free(values);
+  free(numbers);
+  return (raw_result){
+      .gbps = (double)all->size / bench_median(seconds, runs) * 1e-9,
+      .submit_us = bench_median(submits, runs) / (double)count * 1e6,
+  };
+}
+
+/* In and out again, with every byte checked. */
+static void print_way(const raw *all, const settings *set, const limits *limit, const char *name,
+                      const raw_way *way) {
+  static uint64_t seed = 100;
+  const raw_memory *here = &all->here[way->kind];
+  if (here->buffer == VK_NULL_HANDLE || way->queue_count == 0)
+    return;
+  bench_write(here->bytes, all->size, ++seed);
+  const raw_result in = measure(all, way, true, set->runs);
+  memset(here->bytes, 0x5a, all->size);
+  const raw_result out = measure(all, way, false, set->runs);
+  /* Memory that is not cached is read very slowly: its beginning has to do. */
+  bench_compare(here->bytes, way->kind == RAW_HOST ? least(all->size, 4 * MIB) : all->size, seed,
+                name);
+  printf("  %-58s %6.2f %5.3f %6.1f  %6.2f %5.3f %6.1f\n", name, in.gbps, in.gbps / limit->in,
+         in.submit_us, out.gbps, out.gbps / limit->out, out.submit_us);
+  (void)fflush(stdout);
+}
+
+/* The family for copies alone that Quay takes; NULL: there is none. */
+static raw_family *copy_family(raw *all) {
+  for (uint32_t i = 0; i < all->family_count; i++) {
+    raw_family *family = &all->families[i];
+    if (family->count != 0 && (family->flags & VK_QUEUE_TRANSFER_BIT) != 0 &&
+        (family->flags & (VK_QUEUE_COMPUTE_BIT | VK_QUEUE_GRAPHICS_BIT)) == 0)
+      return family;
+  }
+  return NULL;
+}
+
+static void print_families(raw *all, const settings *set, const limits *limit) {
+  static const char *const kinds[RAW_KINDS] = {"imported", "host-visible", "host-cached"};
+  char name[96];
+  for (uint32_t i = 0; i < all->family_count; i++) {
+    for (uint32_t queue = 0; queue < all->families[i].count; queue++) {
+      raw_way way = {.queues = {&all->families[i].queues[queue]},
+                     .queue_count = 1,
+                     .piece = all->size,
+                     .pieces = RAW_SUBMITTED};
+      (void)snprintf(name, sizeof name, "family %u, queue %u, in one piece, imported", i, queue);
+      print_way(all, set, limit, name, &way);
+      for (int kind = 1; kind < RAW_KINDS && queue == 0; kind++) {
+        way.kind = (raw_kind)kind;
+        (void)snprintf(name, sizeof name, "family %u, queue %u, in one piece, %s", i, queue,
+                       kinds[kind]);
+        print_way(all, set, limit, name, &way);
+      }
+    }
+  }
+}
+
+static void print_together(raw *all, const settings *set, const limits *limit, raw_family *copies) {
+  raw_way way = {.queue_count = copies->count, .pieces = RAW_SUBMITTED};
+  for (uint32_t i = 0; i < copies->count; i++)
+    way.queues[i] = &copies->queues[i];
+  way.piece = (all->size - 1) / way.queue_count + 1;
+  print_way(all, set, limit, "all queues for copies, a part each", &way);
+  for (uint32_t i = 0; i < all->family_count; i++) {
+    if (all->families[i].count == 0 || &all->families[i] == copies)
+      continue;
+    char name[96];
+    (void)snprintf(name, sizeof name, "one queue for copies and one of family %u, half each", i);
+    way.queues[1] = &all->families[i].queues[0];
+    way.queue_count = 2;
+    way.piece = (all->size - 1) / 2 + 1;
+    print_way(all, set, limit, name, &way);
+  }
+}
+
+static void print_pieces(raw *all, const settings *set, const limits *limit, raw_family *copies) {
+  static const struct {
+    const char *name;
+    raw_pieces pieces;
+    bool barriers, exported, all_queues;
+  } ways[] = {
+      {"recorded together", RAW_RECORDED, false, false, false},
+      {"recorded together, barriers around each", RAW_RECORDED, true, false, false},
+      {"submitted in one call", RAW_AT_ONCE, false, false, false},
+      {"submitted one by one", RAW_SUBMITTED, false, false, false},
+      {"one by one, timeline for export", RAW_SUBMITTED, false, true, false},
+      {"one by one, timeline for export, barriers", RAW_SUBMITTED, true, true, false},
+      {"one by one, all queues for copies", RAW_SUBMITTED, false, false, true},
+      {"one by one, all queues, export, barriers", RAW_SUBMITTED, true, true, true},
+  };
+  char name[96];
+  for (uint64_t piece = 2 * MIB; piece <= 8 * MIB; piece *= 2) {
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+      raw_way way = {.queues = {&copies->queues[0], &copies->queues[1]},
+                     .queue_count = ways[i].all_queues ? copies->count : 1,
+                     .piece = piece,
+                     .pieces = ways[i].pieces,
+                     .barriers = ways[i].barriers,
+                     .exported = ways[i].exported && all->can_export};
+      if (all->here[RAW_IMPORTED].buffer == VK_NULL_HANDLE)
+        way.kind = RAW_HOST;
+      (void)snprintf(name, sizeof name, "pieces of %llu MiB, %s", (unsigned long long)(piece / MIB),
+                     ways[i].name);
+      print_way(all, set, limit, name, &way);
+    }
+  }
+}
+
+static void close_all(raw *all) {
+  end_memory(all, &all->there);
+  for (int kind = 0; kind < RAW_KINDS; kind++)
+    end_memory(all, &all->here[kind]);
+  for (uint32_t i = 0; i < all->family_count; i++) {
+    for (uint32_t queue = 0; queue < all->families[i].count; queue++) {
+      raw_queue *one = &all->families[i].queues[queue];
+      (void)all->api.vkQueueWaitIdle(one->handle);
+      all->api.vkDestroyCommandPool(all->device, one->pool, NULL);
+      all->api.vkDestroySemaphore(all->device, one->timelines[0], NULL);
+      all->api.vkDestroySemaphore(all->device, one->timelines[1], NULL);
+    }
+  }
+  all->api.vkDestroyDevice(all->device, NULL);
+}
+
+void bench_raw(quay_device *device, const settings *set, const limits *limit) {
+  static raw all;
+  quay_vulkan_handles handles;
+  bench_check(quay_vulkan_get_handles(device, &handles), "the handles");
+  PFN_vkGetInstanceProcAddr get;
+  memcpy(&get, &(uintptr_t){(uintptr_t)handles.get_instance_proc_addr}, sizeof get);
+  bench_check(
+      quay__vulkan_instance_find(get, (VkInstance)(uintptr_t)handles.instance, &all.instance),
+      "the instance");
+  all.physical = (VkPhysicalDevice)(uintptr_t)handles.physical_device;
+  all.size = least(set->size, RAW_MOST);
+  printf(
+      "\nvkCmdCopyBuffer by the raw interface, %llu MiB, medians of %d: GB/s, of the page-locked "
+      "limit,\nmicroseconds of the host for a submission; in and out\n",
+      (unsigned long long)(all.size / MIB), set->runs);
+  find_families(&all);
+  open_device(&all);
+  VkPhysicalDeviceMemoryProperties2 memory = {
+      .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2};
+  all.instance.vkGetPhysicalDeviceMemoryProperties2(all.physical, &memory);
+  all.types = memory.memoryProperties;
+  for (uint32_t i = 0; i < all.family_count; i++) {
+    for (uint32_t queue = 0; queue < all.families[i].count; queue++)
+      make_queue(&all, i, queue);
+  }
+  const VkMemoryPropertyFlags own = VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT,
+                              seen = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT |
+                                     VK_MEMORY_PROPERTY_HOST_COHERENT_BIT,
+                              cached = VK_MEMORY_PROPERTY_HOST_CACHED_BIT;
+  make_memory(&all, own, 0, &all.there);
+  if (all.there.buffer == VK_NULL_HANDLE)
+    bench_failed("no memory of the device");
+  import_memory(&all, &all.here[RAW_IMPORTED]);
+  make_memory(&all, seen, own | cached, &all.here[RAW_HOST]);
+  make_memory(&all, seen | cached, own, &all.here[RAW_CACHED]);
+  print_families(&all, set, limit);
+  raw_family *copies = copy_family(&all);
+  if (copies != NULL) {
+    print_together(&all, set, limit, copies);
+    print_pieces(&all, set, limit, copies);
+  }
+  close_all(&all);
+}
