@@ -1,6 +1,8 @@
 /* Copies by the raw Vulkan interface: every family of queues, every kind of host memory, in one
- * piece and in many, with what Quay puts around them and without. Tells what the driver allows, and
- * what a piece costs: `us` is the host's time in vkQueueSubmit for each piece. */
+ * piece and in many, by one thread and by several, with what Quay puts around them and without.
+ * Tells what the driver allows, and what a piece costs: `us` is the host's time in vkQueueSubmit
+ * for each piece. */
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +18,13 @@ enum {
   FAMILIES_MAX = 16,
   QUEUES_MAX = 2, /* of a family that are used */
   WAY_QUEUES = 4,
+  THREADS = 8,
+  UNDER_WAY = 3, /* a thread's pieces */
 };
 
 typedef struct raw_queue {
   VkQueue handle;
+  pthread_mutex_t lock;
   uint32_t family;
   VkCommandPool pool;
   VkSemaphore timelines[2]; /* a plain one, and one for export */
@@ -146,6 +151,7 @@ static void open_device(raw *all) {
 static void make_queue(raw *all, uint32_t family, uint32_t index) {
   raw_queue *queue = &all->families[family].queues[index];
   queue->family = family;
+  queue->lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
   all->api.vkGetDeviceQueue(all->device, family, index, &queue->handle);
   const VkCommandPoolCreateInfo pool = {
       .sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
@@ -279,6 +285,7 @@ typedef enum raw_pieces {
   RAW_SUBMITTED, /* each is submitted by itself */
   RAW_AT_ONCE,   /* each is a submission, and all are in one call */
   RAW_RECORDED,  /* all are in one command buffer for each queue */
+  RAW_THREADS,   /* by several threads, which have a few under way and wait for the oldest one */
 } raw_pieces;
 
 typedef struct raw_way {
@@ -351,49 +358,132 @@ static uint64_t record(const raw *all, const raw_way *way, bool into, VkCommandB
   return count;
 }
 
+static void wait_for_value(const raw *all, const raw_queue *queue, bool exported, uint64_t value) {
+  const VkSemaphoreWaitInfo info = {
+      .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
+      .semaphoreCount = 1,
+      .pSemaphores = &queue->timelines[exported],
+      .pValues = &value,
+  };
+  must(all->api.vkWaitSemaphores(all->device, &info, UINT64_MAX), "vkWaitSemaphores");
+}
+
 static void wait_for(const raw *all, const raw_way *way) {
-  for (uint32_t i = 0; i < way->queue_count; i++) {
-    const VkSemaphoreWaitInfo info = {
-        .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
-        .semaphoreCount = 1,
-        .pSemaphores = &way->queues[i]->timelines[way->exported],
-        .pValues = &way->queues[i]->values[way->exported],
-    };
-    must(all->api.vkWaitSemaphores(all->device, &info, UINT64_MAX), "vkWaitSemaphores");
+  for (uint32_t i = 0; i < way->queue_count; i++)
+    wait_for_value(all, way->queues[i], way->exported, way->queues[i]->values[way->exported]);
+}
+
+/* A submission, with all that it points to. */
+typedef struct raw_submission {
+  VkSubmitInfo info;
+  VkTimelineSemaphoreSubmitInfo values;
+  uint64_t value;
+} raw_submission;
+
+static void prepare(const raw_way *way, raw_queue *queue, const VkCommandBuffer *commands,
+                    VkSubmitInfo *info, VkTimelineSemaphoreSubmitInfo *values, uint64_t *value) {
+  *value = ++queue->values[way->exported];
+  *values = (VkTimelineSemaphoreSubmitInfo){
+      .sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
+      .signalSemaphoreValueCount = 1,
+      .pSignalSemaphoreValues = value,
+  };
+  *info = (VkSubmitInfo){
+      .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
+      .pNext = values,
+      .commandBufferCount = 1,
+      .pCommandBuffers = commands,
+      .signalSemaphoreCount = 1,
+      .pSignalSemaphores = &queue->timelines[way->exported],
+  };
+}
+
+/* One command buffer; its value of the timeline. */
+static uint64_t submit_one(const raw *all, const raw_way *way, raw_queue *queue,
+                           const VkCommandBuffer *commands) {
+  raw_submission one;
+  (void)pthread_mutex_lock(&queue->lock);
+  prepare(way, queue, commands, &one.info, &one.values, &one.value);
+  must(all->api.vkQueueSubmit(queue->handle, 1, &one.info, VK_NULL_HANDLE), "vkQueueSubmit");
+  (void)pthread_mutex_unlock(&queue->lock);
+  return one.value;
+}
+
+static void submit_at_once(const raw *all, const raw_way *way, const VkCommandBuffer *commands,
+                           uint64_t count) {
+  VkSubmitInfo *infos = calloc(count, sizeof *infos);
+  VkTimelineSemaphoreSubmitInfo *values = calloc(count, sizeof *values);
+  uint64_t *numbers = calloc(count, sizeof *numbers);
+  if (infos == NULL || values == NULL || numbers == NULL)
+    bench_failed("no memory");
+  for (uint64_t i = 0; i < count; i++)
+    prepare(way, way->queues[0], &commands[i], &infos[i], &values[i], &numbers[i]);
+  must(all->api.vkQueueSubmit(way->queues[0]->handle, (uint32_t)count, infos, VK_NULL_HANDLE),
+       "vkQueueSubmit");
+  free(infos);
+  free(values);
+  free(numbers);
+}
+
+typedef struct raw_part {
+  const raw *all;
+  const raw_way *way;
+  const VkCommandBuffer *commands;
+  uint64_t count;
+  uint64_t first; /* and every THREADS-th one from there on */
+  double submitting;
+} raw_part;
+
+static void *submit_part(void *argument) {
+  raw_part *part = argument;
+  uint64_t values[UNDER_WAY] = {0};
+  raw_queue *queues[UNDER_WAY] = {NULL};
+  part->submitting = 0;
+  for (uint64_t i = part->first, turn = 0; i < part->count; i += THREADS, turn++) {
+    const uint64_t at = turn % UNDER_WAY;
+    if (queues[at] != NULL)
+      wait_for_value(part->all, queues[at], part->way->exported, values[at]);
+    queues[at] = part->way->queues[i % part->way->queue_count];
+    const double began = bench_now();
+    values[at] = submit_one(part->all, part->way, queues[at], &part->commands[i]);
+    part->submitting += bench_now() - began;
   }
+  for (int at = 0; at < UNDER_WAY; at++) {
+    if (queues[at] != NULL)
+      wait_for_value(part->all, queues[at], part->way->exported, values[at]);
+  }
+  return NULL;
+}
+
+/* The threads' seconds in submissions. */
+static double submit_by_threads(const raw *all, const raw_way *way, const VkCommandBuffer *commands,
+                                uint64_t count) {
+  pthread_t threads[THREADS];
+  raw_part parts[THREADS];
+  double submitting = 0;
+  for (uint64_t i = 0; i < THREADS; i++) {
+    parts[i] = (raw_part){all, way, commands, count, i, 0};
+    if (pthread_create(&threads[i], NULL, submit_part, &parts[i]) != 0)
+      bench_failed("no thread");
+  }
+  for (int i = 0; i < THREADS; i++) {
+    (void)pthread_join(threads[i], NULL);
+    submitting += parts[i].submitting;
+  }
+  return submitting;
 }
 
 /* Submits all of them; the host's seconds for that. */
 static double submit(const raw *all, const raw_way *way, const VkCommandBuffer *commands,
-                     uint64_t count, VkSubmitInfo *infos, VkTimelineSemaphoreSubmitInfo *values,
-                     uint64_t *numbers) {
-  for (uint64_t i = 0; i < count; i++) {
-    raw_queue *queue = way->queues[i % way->queue_count];
-    numbers[i] = ++queue->values[way->exported];
-    values[i] = (VkTimelineSemaphoreSubmitInfo){
-        .sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO,
-        .signalSemaphoreValueCount = 1,
-        .pSignalSemaphoreValues = &numbers[i],
-    };
-    infos[i] = (VkSubmitInfo){
-        .sType = VK_STRUCTURE_TYPE_SUBMIT_INFO,
-        .pNext = &values[i],
-        .commandBufferCount = 1,
-        .pCommandBuffers = &commands[i],
-        .signalSemaphoreCount = 1,
-        .pSignalSemaphores = &queue->timelines[way->exported],
-    };
-  }
+                     uint64_t count) {
+  if (way->pieces == RAW_THREADS)
+    return submit_by_threads(all, way, commands, count);
   const double began = bench_now();
   if (way->pieces == RAW_AT_ONCE) { /* on the first queue */
-    must(all->api.vkQueueSubmit(way->queues[0]->handle, (uint32_t)count, infos, VK_NULL_HANDLE),
-         "vkQueueSubmit");
+    submit_at_once(all, way, commands, count);
   } else {
-    for (uint64_t i = 0; i < count; i++) {
-      must(all->api.vkQueueSubmit(way->queues[i % way->queue_count]->handle, 1, &infos[i],
-                                  VK_NULL_HANDLE),
-           "vkQueueSubmit");
-    }
+    for (uint64_t i = 0; i < count; i++)
+      (void)submit_one(all, way, way->queues[i % way->queue_count], &commands[i]);
   }
   return bench_now() - began;
 }
@@ -402,15 +492,12 @@ static raw_result measure(const raw *all, const raw_way *way, bool into, int run
   double seconds[RUNS_MAX], submits[RUNS_MAX];
   const uint64_t most = piece_count(all, way) + way->queue_count;
   VkCommandBuffer *commands = calloc(most, sizeof *commands);
-  VkSubmitInfo *infos = calloc(most, sizeof *infos);
-  VkTimelineSemaphoreSubmitInfo *values = calloc(most, sizeof *values);
-  uint64_t *numbers = calloc(most, sizeof *numbers);
-  if (commands == NULL || infos == NULL || values == NULL || numbers == NULL)
+  if (commands == NULL)
     bench_failed("no memory");
   const uint64_t count = record(all, way, into, commands);
   for (int i = -1; i < runs; i++) { /* the first one warms up */
     const double began = bench_now();
-    const double took = submit(all, way, commands, count, infos, values, numbers);
+    const double took = submit(all, way, commands, count);
     wait_for(all, way);
     if (i >= 0) {
       seconds[i] = bench_now() - began;
@@ -421,9 +508,6 @@ static raw_result measure(const raw *all, const raw_way *way, bool into, int run
     all->free_commands(all->device, way->queues[i % way->queue_count]->pool, 1, &commands[i]);
   }
   free(commands);
-  free(infos);
-  free(values);
-  free(numbers);
   return (raw_result){
       .gbps = (double)all->size / bench_median(seconds, runs) * 1e-9,
       .submit_us = bench_median(submits, runs) / (double)count * 1e6,
@@ -513,6 +597,10 @@ static void print_pieces(raw *all, const settings *set, const limits *limit, raw
       {"one by one, timeline for export, barriers", RAW_SUBMITTED, true, true, false},
       {"one by one, all queues for copies", RAW_SUBMITTED, false, false, true},
       {"one by one, all queues, export, barriers", RAW_SUBMITTED, true, true, true},
+      {"8 threads", RAW_THREADS, false, false, false},
+      {"8 threads, export, barriers", RAW_THREADS, true, true, false},
+      {"8 threads, all queues", RAW_THREADS, false, false, true},
+      {"8 threads, all queues, export, barriers", RAW_THREADS, true, true, true},
   };
   char name[96];
   for (uint64_t piece = 2 * MIB; piece <= 8 * MIB; piece *= 2) {
