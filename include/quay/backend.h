@@ -138,12 +138,20 @@ typedef struct quay_device_vtable {
    * UNSUPPORTED. Must not change that state. Default: it may. */
   quay_status (*stream_check)(quay_device *device, uint64_t stream);
 
-  /* Page-locks host memory, whole pages of the library's own, for all devices of this backend, so
-   * that asynchronous copies of it really are, and takes that back. Both or none, and only with the
-   * stream group. Large copies of other memory then go through such memory in pieces; where pin
-   * fails, or is not there, through copy_in and copy_out. */
+  /* Page-locks host memory, whole pages of the library's own, for all devices of this backend
+   * (unless `pins_for_itself` is set), so that asynchronous copies of it really are, and takes that
+   * back. Both or none, and only with the stream group. Large copies of other memory then go
+   * through such memory in pieces; where pin fails, or is not there, through copy_in and copy_out.
+   */
   quay_status (*pin)(quay_device *device, void *memory, uint64_t size);
   void (*unpin)(quay_device *device, void *memory, uint64_t size);
+  /* What pin has taken is page-locked for this device alone, as host memory is that one device has
+   * imported: copies of other devices, of this backend too, get other memory. */
+  bool pins_for_itself;
+  /* How many streams, made with the option copies_only, the pieces of one large copy take turns on:
+   * where one alone does not keep all busy that copies on this device. 0: one; at most 8 are used.
+   */
+  uint32_t copy_streams;
 } quay_device_vtable;
 
 typedef struct quay_device_desc {

@@ -6,7 +6,6 @@
 #include "core/staging.h"
 
 #include <pthread.h>
-#include <string.h>
 
 #include "core/checked.h"
 #include "core/copy_threads.h"
@@ -29,14 +28,51 @@ void quay__staging_report_to(quay__staging_report *report) {
 
 /* Streams of the core's own, kept by their device. */
 
-quay_status quay__staging_stream_take(quay_device *device, uint64_t *out_stream) {
-  quay__lock_acquire(&device->lock);
-  const bool kept = device->staging_stream_count != 0;
-  if (kept)
-    *out_stream = device->staging_streams[--device->staging_stream_count];
-  quay__lock_release(&device->lock);
+static bool is_among(uint64_t stream, const uint64_t *streams, uint32_t count) {
+  for (uint32_t i = 0; i < count; i++) {
+    if (streams[i] == stream)
+      return true;
+  }
+  return false;
+}
+
+/* The last one that was given back and that is none of `others`; with the device's lock held. */
+static bool take_kept(quay_device *device, const uint64_t *others, uint32_t count,
+                      uint64_t *out_stream) {
+  uint32_t at = device->staging_stream_count;
+  while (at != 0 && is_among(device->staging_streams[at - 1], others, count))
+    at--;
+  if (at == 0)
+    return false;
+  *out_stream = device->staging_streams[at - 1];
+  device->staging_stream_count--;
+  for (; at <= device->staging_stream_count; at++)
+    device->staging_streams[at - 1] = device->staging_streams[at];
+  return true;
+}
+
+/* One that is none of `others`, if that can be: streams of a backend may be few queues in turns. */
+static quay_status make_stream(quay_device *device, const uint64_t *others, uint32_t count,
+                               uint64_t *out_stream) {
   static const quay_stream_options options = {.copies_only = true};
-  return kept ? QUAY_OK : device->vtable.stream_create(device, &options, out_stream);
+  for (uint32_t tries = count;; tries--) {
+    QUAY_TRY(device->vtable.stream_create(device, &options, out_stream));
+    if (tries == 0 || !is_among(*out_stream, others, count))
+      return QUAY_OK;
+    device->vtable.stream_destroy(device, *out_stream, false);
+  }
+}
+
+static quay_status take_stream(quay_device *device, const uint64_t *others, uint32_t count,
+                               uint64_t *out_stream) {
+  quay__lock_acquire(&device->lock);
+  const bool kept = take_kept(device, others, count, out_stream);
+  quay__lock_release(&device->lock);
+  return kept ? QUAY_OK : make_stream(device, others, count, out_stream);
+}
+
+quay_status quay__staging_stream_take(quay_device *device, uint64_t *out_stream) {
+  return take_stream(device, NULL, 0, out_stream);
 }
 
 void quay__staging_stream_give(quay_device *device, uint64_t stream) {
@@ -67,10 +103,12 @@ static quay_status open_leg(const quay__ring *ring, quay__leg *leg) {
   if (leg->kind != QUAY__LEG_STREAM)
     return QUAY_OK;
   const uint64_t most = quay__min(ring->plan.slots, QUAY__LEG_STREAMS_MAX);
-  const uint64_t wanted = quay__min(quay__max(ring->tuning->streams, 1), most);
   quay_device *device = leg->side->allocator->device;
+  const uint32_t chosen = ring->tuning->streams, usual = device->vtable.copy_streams;
+  const uint64_t wanted = quay__min(quay__max(chosen != 0 ? chosen : usual, 1), most);
   while (leg->stream_count < wanted) {
-    QUAY_TRY(quay__staging_stream_take(device, &leg->streams[leg->stream_count]));
+    QUAY_TRY(
+        take_stream(device, leg->streams, leg->stream_count, &leg->streams[leg->stream_count]));
     leg->stream_count++;
   }
   return QUAY_OK;
@@ -256,14 +294,10 @@ static quay_status run_ring(quay__ring *ring, const uint64_t *after, bool *out_b
 
 /* Entries. */
 
-static bool same_backend(const quay_device *a, const quay_device *b) {
-  return a == b || strcmp(a->backend, b->backend) == 0;
-}
-
 static quay__leg leg_of(const quay__side *side, const quay__staging_plan *plan) {
   const quay_allocator *allocator = side->allocator;
-  const bool on_stream =
-      plan->pin != NULL && allocator->has_async && same_backend(allocator->device, plan->pin);
+  const bool on_stream = plan->pin != NULL && allocator->has_async &&
+                         quay__staging_memory_serves(plan->pin, allocator->device);
   return (quay__leg){.kind = on_stream ? QUAY__LEG_STREAM : QUAY__LEG_CALLS, .side = side};
 }
 

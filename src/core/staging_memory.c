@@ -67,11 +67,18 @@ static bool find_room(const segment *in, uint64_t count, uint64_t *out_page) {
   return run == count;
 }
 
+bool quay__staging_memory_serves(const quay_device *pinned_by, const quay_device *device) {
+  if (pinned_by == device)
+    return true;
+  return !pinned_by->vtable.pins_for_itself && !device->vtable.pins_for_itself &&
+         strcmp(pinned_by->backend, device->backend) == 0;
+}
+
 static bool serves(const segment *from, const quay_device *device) {
   if (from->leaving)
     return false;
   return device == NULL ||
-         (from->device != NULL && strcmp(from->device->backend, device->backend) == 0);
+         (from->device != NULL && quay__staging_memory_serves(from->device, device));
 }
 
 static uint64_t pages_of(uint64_t size) {

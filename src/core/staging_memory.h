@@ -22,6 +22,9 @@ typedef struct quay__staging_wish {
 unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment);
 void quay__staging_memory_give(const unsigned char *memory, uint64_t size);
 
+/* Whether memory that `pinned_by` has page-locked is so for `device`, too. */
+bool quay__staging_memory_serves(const quay_device *pinned_by, const quay_device *device);
+
 /* Whether the device's backend can page-lock memory, and has not refused to since the last
  * quay__staging_memory_trim(). */
 bool quay__staging_memory_pins(const quay_device *device);

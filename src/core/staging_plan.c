@@ -134,7 +134,9 @@ quay_status quay__staging_plan_make(const quay__side *destination, const quay__s
                                     quay__staging_plan *out_plan) {
   uint64_t allowed;
   QUAY_TRY(begin_plan(options, &allowed, out_plan));
-  const bool in = transfers(destination->allocator), out = transfers(source->allocator);
+  const quay_device *to = destination->allocator->device, *from = source->allocator->device;
+  const bool in = transfers(destination->allocator);
+  const bool out = transfers(source->allocator) && (!in || quay__staging_memory_serves(to, from));
   const bool from_file = source->allocator->kind == QUAY_MEMORY_FILE;
   const bool to_file = destination->allocator->kind == QUAY_MEMORY_FILE;
   if (in || out)

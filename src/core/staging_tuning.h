@@ -29,7 +29,7 @@ typedef struct quay__staging_tuning {
    * call, of join_least bytes or more while more than in_flight_least is under way; 0, 1: each by
    * itself. */
   uint32_t batch;
-  uint32_t streams;         /* that the slots of a device take turns on; 0: one */
+  uint32_t streams;         /* that a device's slots take turns on; 0: as many as it says */
   quay__slot_stores stores; /* that fill slots from host memory */
   /* Page-locked memory of another making, for segments of any device; NULL: the system's pages,
    * locked by the device. */

@@ -154,6 +154,8 @@ static quay_status publish(quay__vulkan_device *device, quay_device **out_device
   if (device->has_host_import && !device->types[QUAY_VULKAN_DEVICE].mapped) {
     table.pin = quay__vulkan_pin;
     table.unpin = quay__vulkan_unpin;
+    table.pins_for_itself = true;
+    table.copy_streams = device->queue_count - device->stream_queue_count;
   }
   const quay_device_desc desc = {
       .vtable = &table,

@@ -1,6 +1,8 @@
 /* Host memory that the device has imported, which large copies go through; queues for copies. */
 #include "vulkan_fixture.h"
 
+#include "core/staging_tuning.h"
+
 #define LARGE ((uint64_t)5 * 1024 * 1024 + 12345)
 
 static void check_large_copies(quay_allocator *allocator) {
@@ -141,5 +143,132 @@ Test(vulkan_import, a_stream_for_copies_copies_and_is_none_of_the_programs, .ini
   quay_stream_release(second);
   quay_stream_release(first);
   quay_allocator_release(pinned);
+  quay_allocator_release(allocator);
+}
+
+/* Devices and their queues. */
+
+static uint64_t imports(void) {
+  return shim->calls("vkGetMemoryHostPointerPropertiesEXT");
+}
+
+Test(vulkan_import, what_one_device_has_imported_is_not_taken_for_another_one, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  (void)setenv("VKSHIM_DEVICES", "2", 1);
+  quay_allocator *first = open_spec("vulkan:0"), *second = open_spec("vulkan:1");
+  check_large_copies(first);
+  const uint64_t before = imports();
+  check_large_copies(second);
+  cr_assert_gt(imports(), before, "the second device copies without imports of its own");
+  /* Both keep their own. */
+  const uint64_t both = imports();
+  check_large_copies(first);
+  check_large_copies(second);
+  cr_assert_eq(imports(), both);
+  quay_allocator_release(second);
+  quay_allocator_release(first);
+}
+
+Test(vulkan_import, large_copies_between_two_devices_go_through_memory_of_one_of_them,
+     .init = setup, .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  (void)setenv("VKSHIM_DEVICES", "2", 1);
+  quay_allocator *first = open_spec("vulkan:0"), *second = open_spec("vulkan:1");
+  quay_buffer *from = make_buffer(first, LARGE), *to = make_buffer(second, LARGE);
+  write_pattern(from, 4);
+  write_pattern(to, 5);
+  CHECK_OK(quay_buffer_copy_from(to, from));
+  check_pattern(to, 4);
+  write_pattern(to, 6);
+  CHECK_OK(quay_buffer_copy_from(from, to));
+  check_pattern(from, 6);
+  quay_buffer_release(to);
+  quay_buffer_release(from);
+  quay_allocator_release(second);
+  quay_allocator_release(first);
+}
+
+/* Both queues for copies get some of a large copy, and the one of streams none. */
+static void check_queues(quay_allocator *allocator) {
+  quay_buffer *there = make_buffer(allocator, LARGE);
+  uint64_t before[3];
+  for (unsigned i = 0; i < 3; i++)
+    before[i] = shim->submissions(i);
+  write_pattern(there, 12);
+  check_pattern(there, 12);
+  cr_assert_eq(shim->submissions(0), before[0]);
+  cr_assert_gt(shim->submissions(1), before[1] + 1);
+  cr_assert_gt(shim->submissions(2), before[2] + 1);
+  quay_buffer_release(there);
+}
+
+Test(vulkan_import, large_copies_take_turns_on_all_queues_for_copies, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  quay_allocator *allocator = open_spec("vulkan:0");
+  check_queues(allocator);
+  check_queues(allocator);
+  quay_allocator_release(allocator);
+}
+
+Test(vulkan_import, large_copies_take_turns_whatever_queues_other_streams_are_on, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  quay_allocator *allocator = open_spec("vulkan:0");
+  const quay_stream_options copies = {.copies_only = true};
+  quay__staging_tuning one = *quay__staging_tuning_get();
+  quay_stream *stream = NULL;
+  one.streams = 1;
+  quay__staging_tuning_set(&one);
+  check_large_copies(allocator); /* keeps a stream on one queue */
+  quay__staging_tuning_set(NULL);
+  CHECK_OK(quay_stream_create(quay_allocator_device(allocator), &copies, &stream));
+  check_queues(allocator);
+  quay_stream_release(stream);
+  quay_allocator_release(allocator);
+}
+
+/* Many small pieces, some of which overwrite what others wrote. */
+enum {
+  PIECES = 300,
+  PIECE_BYTES = 1000
+};
+
+Test(vulkan_import, many_small_pieces_are_one_submission_and_arrive_in_their_order, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  quay_allocator *allocator = open_spec("vulkan:0"), *cpu = open_spec("cpu");
+  const uint64_t size = PIECES * PIECE_BYTES;
+  quay_buffer *there = make_buffer(allocator, size), *here = make_buffer(cpu, size);
+  quay_test_block expected = quay_test_block_make(size, 0, 13);
+  quay_test_block found = quay_test_block_make(size, 0, 14);
+  write_pattern(here, 15);
+  const void *bytes = NULL;
+  CHECK_OK(quay_buffer_host_bytes(here, &bytes, NULL));
+  CHECK_OK(quay_buffer_copy_in(there, expected.data, size));
+  quay_copy_pair pairs[PIECES];
+  for (uint64_t i = 0; i < PIECES; i++) {
+    /* Every third one begins inside the one before. */
+    const uint64_t to = i % 3 == 2 ? i * PIECE_BYTES - 300 : i * PIECE_BYTES;
+    const uint64_t from = (i * 7 % PIECES) * PIECE_BYTES;
+    pairs[i] = (quay_copy_pair){.destination = there,
+                                .destination_offset = to,
+                                .source = here,
+                                .source_offset = from,
+                                .size = PIECE_BYTES - 100};
+    memcpy(expected.data + to, (const unsigned char *)bytes + from, PIECE_BYTES - 100);
+  }
+  const uint64_t before = shim->calls("vkQueueSubmit");
+  CHECK_OK(quay_copy_many(pairs, PIECES, NULL));
+  cr_assert_leq(shim->calls("vkQueueSubmit"), before + 2, "%llu submissions",
+                (unsigned long long)(shim->calls("vkQueueSubmit") - before));
+  CHECK_OK(quay_buffer_copy_out(there, found.data, size));
+  cr_assert_eq(quay_test_difference(found.data, expected.data, size), size);
+  quay_test_block_free(&found);
+  quay_test_block_free(&expected);
+  quay_buffer_release(here);
+  quay_buffer_release(there);
+  quay_allocator_release(cpu);
   quay_allocator_release(allocator);
 }

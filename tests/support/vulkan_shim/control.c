@@ -23,7 +23,8 @@ static void load(void) {
   found =
       control.library != NULL && take("vkshim_count", (void *)&control.count) &&
       take("vkshim_lose", (void *)&control.lose) && take("vkshim_fail", (void *)&control.fail) &&
-      take("vkshim_calls", (void *)&control.calls) && take("vkshim_gate", (void *)&control.gate);
+      take("vkshim_calls", (void *)&control.calls) && take("vkshim_gate", (void *)&control.gate) &&
+      take("vkshim_submissions", (void *)&control.submissions);
 }
 
 const vkshim_control *vkshim_control_get(void) {

@@ -15,6 +15,14 @@ SHIM_EXPORT void vkshim_gate(int open) {
   pthread_mutex_unlock(&shim.lock);
 }
 
+SHIM_EXPORT uint64_t vkshim_submissions(unsigned queue);
+SHIM_EXPORT uint64_t vkshim_submissions(unsigned queue) {
+  pthread_mutex_lock(&shim.lock);
+  const uint64_t count = queue < SHIM_QUEUES ? shim.submissions[queue] : 0;
+  pthread_mutex_unlock(&shim.lock);
+  return count;
+}
+
 /* The real queue is one for all, and one thread at a time may use it. */
 static pthread_mutex_t real_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -163,6 +171,7 @@ static VkResult enqueue(shim_queue *queue, const VkSubmitInfo *info) {
   pthread_mutex_lock(&shim.lock);
   const bool lost = queue->device->lost;
   if (!lost) {
+    shim.submissions[queue->number]++;
     *queue->end = work;
     queue->end = &work->next;
     pthread_cond_broadcast(&shim.changed);

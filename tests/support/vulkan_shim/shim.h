@@ -106,6 +106,7 @@ typedef struct shim_state {
   shim_device *devices;
   vkshim_census census;
   bool gate_open;
+  uint64_t submissions[SHIM_QUEUES]; /* to late queues, of all devices together */
 } shim_state;
 
 extern shim_state shim;

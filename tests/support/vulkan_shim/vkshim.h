@@ -41,6 +41,9 @@ typedef struct vkshim_control {
   uint64_t (*calls)(const char *function);
   /* While closed, late queues keep what is submitted to them. */
   void (*gate)(int open);
+  /* Submissions so far to a discrete device's queue: 0 is that of streams, 1 and 2 are for copies.
+   */
+  uint64_t (*submissions)(unsigned queue);
 } vkshim_control;
 
 /* NULL if the shim is not there. */
