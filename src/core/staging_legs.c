@@ -10,6 +10,7 @@
 #include "core/os.h"
 #include "core/staging_ring.h"
 #include "core/stream_impl.h"
+#include "core/thread.h"
 
 static uint64_t now(const quay__ring *ring) {
   return ring->report != NULL ? quay__os_nanoseconds() : 0;
@@ -240,12 +241,14 @@ static quay_status submit(const quay__ring *ring, const quay__leg *leg, const ru
   const uint64_t stream = stream_of(ring, leg, first);
   const bool into = leg == &ring->in;
   quay__copy_enter();
+  quay__thread_submits_piece = true;
   const quay_status status =
       slots->scattered ? submit_pieces(side, slots, stream)
       : into ? allocator->vtable.copy_in_async(allocator, side->raw, offset, first->memory,
                                                slots->bytes, stream)
              : allocator->vtable.copy_out_async(allocator, side->raw, offset, first->memory,
                                                 slots->bytes, stream);
+  quay__thread_submits_piece = false;
   *out_moved = into && (status == QUAY_OK || quay__copy_may_have_moved(status));
   return status == QUAY_OK ? device->vtable.event_record(device, stream, out_event) : status;
 }

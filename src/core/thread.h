@@ -30,6 +30,11 @@ static inline uint32_t quay__thread_shards_used(void) {
  * more of it. A job hands this on to its helpers. */
 extern _Thread_local bool quay__thread_in_staging;
 
+/* Whether what this thread submits to a stream is a piece of a staged copy: it touches nothing that
+ * another piece on the device's streams touches, unless the host has waited for that one. So the
+ * backend need not keep them in order among each other. */
+extern _Thread_local bool quay__thread_submits_piece;
+
 /* For lifecycle.c alone, with every lock held. */
 void quay__thread_after_fork_in_child(void);
 

@@ -183,6 +183,7 @@ static const quay_allocator_vtable device_vtable = {
     .copy_within_async = quay__vulkan_copy_within_async,
     .fill_async = quay__vulkan_fill_async,
     .copy_across_async = quay__vulkan_copy_across_async,
+    .copy_in_many_async = quay__vulkan_copy_in_many_async,
 };
 
 /* Opening. */

@@ -3,6 +3,7 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/pair_path.h"
+#include "core/thread.h"
 #include "vulkan/vulkan_impl.h"
 
 /* Memory that the program made may be for the queues of streams alone: then what is on a queue for
@@ -51,6 +52,19 @@ static bool find_pinned(quay__vulkan_device *device, const void *memory, uint64_
   return true;
 }
 
+/* Between the host memory of a place that the device reaches and device memory. Pieces of a staged
+ * copy are in no order on a queue for copies, so that it need not be idle between two of them. */
+static quay_status submit_pinned(quay__vulkan_lane *lane, const quay__vulkan_place *destination,
+                                 const quay__vulkan_place *source, uint64_t size, bool to_host) {
+  if (!quay__thread_submits_piece || !quay__vulkan_only_copies(lane->queue) ||
+      destination->buffer == source->buffer)
+    return quay__vulkan_move(lane, destination, source, size);
+  QUAY_TRY(quay__vulkan_slot_begin_apart(lane, 0));
+  quay__vulkan_record_copy(lane, 0, destination->buffer, destination->offset, source->buffer,
+                           source->offset, size);
+  return quay__vulkan_slot_submit_apart(lane, 0, to_host);
+}
+
 quay_status quay__vulkan_copy_in_async(quay_allocator *allocator, quay_raw_buffer *destination,
                                        uint64_t offset, const void *source, uint64_t size,
                                        uint64_t stream) {
@@ -61,7 +75,7 @@ quay_status quay__vulkan_copy_in_async(quay_allocator *allocator, quay_raw_buffe
   QUAY_TRY(begin(self, stream, &to, NULL, &lane));
   return end(lane, stream,
              find_pinned(self->device, source, size, &from)
-                 ? quay__vulkan_move(lane, &to, &from, size)
+                 ? submit_pinned(lane, &to, &from, size, false)
                  : quay__vulkan_upload(lane, &to, source, size));
 }
 
@@ -75,8 +89,75 @@ quay_status quay__vulkan_copy_out_async(quay_allocator *allocator, const quay_ra
   QUAY_TRY(begin(self, stream, &from, NULL, &lane));
   return end(lane, stream,
              find_pinned(self->device, destination, size, &to)
-                 ? quay__vulkan_move(lane, &to, &from, size)
+                 ? submit_pinned(lane, &to, &from, size, true)
                  : quay__vulkan_download(lane, &from, destination, size));
+}
+
+/* Many at once: one submission. */
+
+static bool reaches(const quay__vulkan_block *block, const void *memory, uint64_t size) {
+  const uint64_t at = (uint64_t)(uintptr_t)memory - (uint64_t)(uintptr_t)block->host;
+  return (uintptr_t)memory >= (uintptr_t)block->host && quay__in_range(at, size, block->bytes);
+}
+
+/* The block that all sources are in, as those of one slot of staging are; NULL: there is none. */
+static quay__vulkan_block *block_of_all(quay__vulkan_device *device, const quay_copy_piece *pieces,
+                                        size_t count) {
+  quay__vulkan_block *block = quay__vulkan_block_at(device, pieces[0].source, pieces[0].size);
+  for (size_t i = 1; i < count && block != NULL; i++) {
+    if (!reaches(block, pieces[i].source, pieces[i].size))
+      block = NULL;
+  }
+  return block;
+}
+
+/* In order where pieces could overlap: not those of one buffer that ascend. */
+static void record_pieces(const quay__vulkan *self, const quay__vulkan_lane *lane,
+                          const quay__vulkan_block *from, const quay_copy_piece *pieces,
+                          size_t count) {
+  VkBuffer last = VK_NULL_HANDLE;
+  uint64_t end = 0;
+  for (size_t i = 0; i < count; i++) {
+    const quay_copy_piece *piece = &pieces[i];
+    const quay__vulkan_place to = quay__vulkan_place_of(self, piece->destination, piece->offset);
+    if (i != 0 && (to.buffer != last || to.offset < end))
+      quay__vulkan_barrier(self->device, lane->slots[0].commands);
+    quay__vulkan_record_copy(lane, 0, to.buffer, to.offset, from->buffer,
+                             (uint64_t)((const unsigned char *)piece->source - from->host),
+                             piece->size);
+    last = to.buffer;
+    end = to.offset + piece->size;
+  }
+}
+
+static quay_status copy_one_by_one(quay_allocator *allocator, const quay_copy_piece *pieces,
+                                   size_t count, uint64_t stream) {
+  for (size_t i = 0; i < count; i++) {
+    QUAY_TRY(quay__vulkan_copy_in_async(allocator, pieces[i].destination, pieces[i].offset,
+                                        pieces[i].source, pieces[i].size, stream));
+  }
+  return QUAY_OK;
+}
+
+quay_status quay__vulkan_copy_in_many_async(quay_allocator *allocator,
+                                            const quay_copy_piece *pieces, size_t count,
+                                            uint64_t stream) {
+  const quay__vulkan *const self = quay__vulkan_of(allocator);
+  const quay__vulkan_block *const from =
+      count > 1 ? block_of_all(self->device, pieces, count) : NULL;
+  if (from == NULL)
+    return copy_one_by_one(allocator, pieces, count, stream);
+  quay__vulkan_place place = quay__vulkan_place_of(self, pieces[0].destination, 0);
+  for (size_t i = 1; i < count && place.block != NULL; i++) /* one of the program's, if any is */
+    place = quay__vulkan_place_of(self, pieces[i].destination, 0);
+  quay__vulkan_lane *lane = NULL;
+  QUAY_TRY(begin(self, stream, &place, NULL, &lane));
+  quay_status status = quay__vulkan_slot_begin(lane, 0);
+  if (status == QUAY_OK) {
+    record_pieces(self, lane, from, pieces, count);
+    status = quay__vulkan_slot_submit(lane, 0);
+  }
+  return end(lane, stream, status);
 }
 
 static quay_status copy_places(const quay__vulkan *self, const quay__vulkan_place *to,

@@ -161,23 +161,25 @@ quay_status quay__vulkan_slot_wait(quay__vulkan_lane *lane, unsigned slot) {
   return quay__vulkan_wait(lane->queue, lane->slots[slot].value);
 }
 
-quay_status quay__vulkan_slot_begin(quay__vulkan_lane *lane, unsigned slot) {
+quay_status quay__vulkan_slot_begin_apart(const quay__vulkan_lane *lane, unsigned slot) {
   quay__vulkan_device *const device = lane->queue->device;
-  QUAY_TRY(quay__vulkan_slot_wait(lane, slot));
+  QUAY_TRY(quay__vulkan_wait(lane->queue, lane->slots[slot].value));
   const VkCommandBufferBeginInfo info = {
       .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
       .flags = VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT,
   };
   const VkResult result = device->api.vkBeginCommandBuffer(lane->slots[slot].commands, &info);
-  if (result != VK_SUCCESS)
-    return fail_commands(device, result);
-  quay__vulkan_barrier(device, lane->slots[slot].commands);
+  return result == VK_SUCCESS ? QUAY_OK : fail_commands(device, result);
+}
+
+quay_status quay__vulkan_slot_begin(quay__vulkan_lane *lane, unsigned slot) {
+  QUAY_TRY(quay__vulkan_slot_begin_apart(lane, slot));
+  quay__vulkan_barrier(lane->queue->device, lane->slots[slot].commands);
   return QUAY_OK;
 }
 
-quay_status quay__vulkan_slot_submit(quay__vulkan_lane *lane, unsigned slot) {
+static quay_status submit(quay__vulkan_lane *lane, unsigned slot) {
   quay__vulkan_device *const device = lane->queue->device;
-  quay__vulkan_barrier(device, lane->slots[slot].commands);
   const VkResult result = device->api.vkEndCommandBuffer(lane->slots[slot].commands);
   if (result != VK_SUCCESS)
     return fail_commands(device, result);
@@ -185,6 +187,25 @@ quay_status quay__vulkan_slot_submit(quay__vulkan_lane *lane, unsigned slot) {
   QUAY_TRY(quay__vulkan_submit(lane->queue, lane->slots[slot].commands, NULL, &value));
   lane->slots[slot].value = value;
   return QUAY_OK;
+}
+
+quay_status quay__vulkan_slot_submit(quay__vulkan_lane *lane, unsigned slot) {
+  quay__vulkan_barrier(lane->queue->device, lane->slots[slot].commands);
+  return submit(lane, slot);
+}
+
+quay_status quay__vulkan_slot_submit_apart(quay__vulkan_lane *lane, unsigned slot, bool to_host) {
+  static const VkMemoryBarrier barrier = {
+      .sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER,
+      .srcAccessMask = VK_ACCESS_TRANSFER_WRITE_BIT,
+      .dstAccessMask = VK_ACCESS_HOST_READ_BIT,
+  };
+  if (to_host) {
+    lane->queue->device->api.vkCmdPipelineBarrier(
+        lane->slots[slot].commands, VK_PIPELINE_STAGE_TRANSFER_BIT, VK_PIPELINE_STAGE_HOST_BIT, 0,
+        1, &barrier, 0, NULL, 0, NULL);
+  }
+  return submit(lane, slot);
 }
 
 quay_status quay__vulkan_lane_settle(quay__vulkan_lane *lane, quay_status status) {

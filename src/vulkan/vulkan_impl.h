@@ -335,6 +335,10 @@ void quay__vulkan_lane_give_back(quay__vulkan_lane *lane);
 quay_status quay__vulkan_slot_begin(quay__vulkan_lane *lane, unsigned slot);
 /* Ends and submits them. What is submitted to the queue later comes after them. */
 quay_status quay__vulkan_slot_submit(quay__vulkan_lane *lane, unsigned slot);
+/* The same for a copy that nothing on the queue which begins and ends like this has to come before
+ * or after. `to_host`: the host will read what it writes. */
+quay_status quay__vulkan_slot_begin_apart(const quay__vulkan_lane *lane, unsigned slot);
+quay_status quay__vulkan_slot_submit_apart(quay__vulkan_lane *lane, unsigned slot, bool to_host);
 /* Waits for them. */
 quay_status quay__vulkan_slot_wait(quay__vulkan_lane *lane, unsigned slot);
 /* Waits for both slots, also after an error, so that what they use can be used again. */
@@ -392,6 +396,9 @@ quay_status quay__vulkan_copy_in_async(quay_allocator *allocator, quay_raw_buffe
 quay_status quay__vulkan_copy_out_async(quay_allocator *allocator, const quay_raw_buffer *source,
                                         uint64_t offset, void *destination, uint64_t size,
                                         uint64_t stream);
+quay_status quay__vulkan_copy_in_many_async(quay_allocator *allocator,
+                                            const quay_copy_piece *pieces, size_t count,
+                                            uint64_t stream);
 quay_status quay__vulkan_copy_within_async(quay_allocator *allocator, quay_raw_buffer *destination,
                                            uint64_t destination_offset,
                                            const quay_raw_buffer *source, uint64_t source_offset,
