@@ -153,9 +153,11 @@ static void vulkan_stats(quay_allocator *allocator, quay_backend_stats *out_stat
   quay__lock_release(&device->lock);
 }
 
+/* It is mapped as long as the driver is there, and not in the child of a fork. */
 static quay_status host_pointer(quay_allocator *allocator, const quay_raw_buffer *raw,
                                 void **out_pointer) {
   (void)allocator;
+  QUAY_TRY(quay__vulkan_check_callable());
   *out_pointer = (void *)(uintptr_t)raw->as.vulkan.host_pointer;
   return QUAY_OK;
 }

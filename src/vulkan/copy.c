@@ -254,12 +254,25 @@ static quay_status copy_in_parts(split *of) {
 
 /* Blocking. */
 
+/* The processor's part: mapped memory is there as long as the driver is, and not in the child of a
+ * fork. */
+static quay_status move_by_host(void *destination, const void *source, uint64_t size) {
+  QUAY_TRY(quay__vulkan_check_callable());
+  return quay__host_try_move(destination, source, size);
+}
+
+static quay_status fill_by_host(void *destination, uint64_t size, const void *pattern,
+                                size_t pattern_size) {
+  QUAY_TRY(quay__vulkan_check_callable());
+  return quay__host_try_fill(destination, size, pattern, pattern_size);
+}
+
 quay_status quay__vulkan_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
                                  uint64_t offset, const void *source, uint64_t size) {
   const quay__vulkan *const self = quay__vulkan_of(allocator);
   const quay__vulkan_place to = quay__vulkan_place_of(self, destination, offset);
   if (to.host != NULL)
-    return quay__host_try_move(to.host, source, size);
+    return move_by_host(to.host, source, size);
   split of = {.self = self,
               .place = &to,
               .host = (unsigned char *)(uintptr_t)source, /* read alone */
@@ -274,7 +287,7 @@ quay_status quay__vulkan_copy_out(quay_allocator *allocator, const quay_raw_buff
   const quay__vulkan *const self = quay__vulkan_of(allocator);
   const quay__vulkan_place from = quay__vulkan_place_of(self, source, offset);
   if (from.host != NULL)
-    return quay__host_try_move(destination, from.host, size);
+    return move_by_host(destination, from.host, size);
   split of = {.self = self, .place = &from, .host = destination, .size = size, .reading = true};
   bool done;
   const quay_status staged = stage(allocator, source, offset, &of, &done);
@@ -284,7 +297,7 @@ quay_status quay__vulkan_copy_out(quay_allocator *allocator, const quay_raw_buff
 static quay_status copy_places(const quay__vulkan *self, const quay__vulkan_place *to,
                                const quay__vulkan_place *from, uint64_t size) {
   if (to->host != NULL && from->host != NULL)
-    return quay__host_try_move(to->host, from->host, size);
+    return move_by_host(to->host, from->host, size);
   quay__vulkan_lane *lane = NULL;
   QUAY_TRY(take_lane(self, to, from, false, &lane));
   return finish(lane, quay__vulkan_move(lane, to, from, size));
@@ -363,7 +376,7 @@ quay_status quay__vulkan_fill(quay_allocator *allocator, quay_raw_buffer *raw, u
   const quay__vulkan *const self = quay__vulkan_of(allocator);
   const quay__vulkan_place place = quay__vulkan_place_of(self, raw, offset);
   if (place.host != NULL)
-    return quay__host_try_fill(place.host, size, pattern, pattern_size);
+    return fill_by_host(place.host, size, pattern, pattern_size);
   quay__vulkan_lane *lane = NULL;
   QUAY_TRY(take_lane(self, &place, NULL, false, &lane));
   return finish(lane, quay__vulkan_submit_fill(lane, &place, size, pattern, pattern_size));

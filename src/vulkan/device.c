@@ -11,6 +11,36 @@
 
 uint32_t quay__vulkan_live_devices;
 
+/* All devices, the program's too. Guarded by QUAY__LOCK_VULKAN. */
+static quay__vulkan_device *live;
+
+/* With the lock held. */
+static void enlist(quay__vulkan_device *device) {
+  device->next_live = live;
+  if (live != NULL)
+    live->previous_live = device;
+  live = device;
+}
+
+static void delist(const quay__vulkan_device *device) {
+  if (device->previous_live != NULL) {
+    device->previous_live->next_live = device->next_live;
+  } else {
+    live = device->next_live;
+  }
+  if (device->next_live != NULL)
+    device->next_live->previous_live = device->previous_live;
+}
+
+void quay__vulkan_devices_close(bool alone) {
+  if (!alone)
+    quay__global_acquire(QUAY__LOCK_VULKAN);
+  for (quay__vulkan_device *device = live; device != NULL; device = device->next_live)
+    atomic_store_explicit(&device->device->untouchable, true, memory_order_relaxed);
+  if (!alone)
+    quay__global_release(QUAY__LOCK_VULKAN);
+}
+
 /* The end. */
 
 /* Everything that is of the VkDevice, and it. */
@@ -40,11 +70,11 @@ static void device_destroy(void *self) {
       quay__vulkan_lanes_end(&device->queues[i], true);
     (void)quay__vulkan_trim(device);
   }
-  if (!device->adopted) {
-    quay__global_acquire(QUAY__LOCK_VULKAN);
+  quay__global_acquire(QUAY__LOCK_VULKAN);
+  delist(device);
+  if (!device->adopted)
     quay__vulkan_live_devices--;
-    quay__global_release(QUAY__LOCK_VULKAN);
-  }
+  quay__global_release(QUAY__LOCK_VULKAN);
   destroy_locks(device);
   quay__os_free(device);
 }
@@ -192,6 +222,7 @@ quay_status quay__vulkan_device_make(const quay__vulkan_instance *instance,
     return status;
   }
   QUAY_TRY(publish(device, out_device));
+  enlist(device);
   quay__vulkan_live_devices++;
   return QUAY_OK;
 }
@@ -265,5 +296,9 @@ quay_status quay__vulkan_device_wrap(const quay_vulkan_device_desc *desc,
     discard(device);
     return status;
   }
-  return publish(device, out_device);
+  QUAY_TRY(publish(device, out_device));
+  quay__global_acquire(QUAY__LOCK_VULKAN);
+  enlist(device);
+  quay__global_release(QUAY__LOCK_VULKAN);
+  return QUAY_OK;
 }

@@ -13,6 +13,7 @@
 #include "core/os.h"
 #include "core/workers.h"
 #include "vulkan/error.h"
+#include "vulkan/vulkan_impl.h"
 
 typedef enum driver_state {
   DRIVER_CALLABLE,
@@ -184,15 +185,19 @@ static void destroy_instance(PFN_vkGetInstanceProcAddr get, VkInstance handle) {
 }
 
 static void after_fork_in_child(void) {
-  if (atomic_load_explicit(&started, memory_order_relaxed) != NULL)
-    atomic_store(&state, DRIVER_FORKED);
+  if (atomic_load_explicit(&started, memory_order_relaxed) == NULL)
+    return;
+  atomic_store(&state, DRIVER_FORKED);
+  quay__vulkan_devices_close(true);
 }
 
 /* Runs before the drivers' own exit handlers, since it was registered after them. */
 static void at_exit(void) {
   quay__workers_stop();
-  if (atomic_load(&state) == DRIVER_CALLABLE)
-    atomic_store(&state, DRIVER_EXITING);
+  if (atomic_load(&state) != DRIVER_CALLABLE)
+    return;
+  atomic_store(&state, DRIVER_EXITING);
+  quay__vulkan_devices_close(false);
 }
 
 static quay_status register_handlers(void) {

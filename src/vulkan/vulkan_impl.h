@@ -143,7 +143,8 @@ typedef struct quay__vulkan_limits {
 } quay__vulkan_limits;
 
 typedef struct quay__vulkan_device {
-  quay_device *device; /* not retained: it owns this */
+  quay_device *device;                                   /* not retained: it owns this */
+  struct quay__vulkan_device *previous_live, *next_live; /* guarded by QUAY__LOCK_VULKAN */
   const quay__vulkan_instance *instance;
   quay__vulkan_instance own_instance; /* an adopted device's; else Quay's is used */
   quay__vulkan_api api;
@@ -231,6 +232,9 @@ quay_status quay__vulkan_device_make(const quay__vulkan_instance *instance,
                                      quay_device **out_device);
 /* Around the program's VkDevice. */
 quay_status quay__vulkan_device_wrap(const quay_vulkan_device_desc *desc, quay_device **out_device);
+/* No host memory of any device is touched from now on. `alone`: no other thread is there, and locks
+ * may be in any state. */
+void quay__vulkan_devices_close(bool alone);
 /* Whether it is a device of this backend; false for NULL. */
 bool quay__vulkan_is(const quay_device *device);
 /* Devices of Quay's instance that have not been destroyed. Guarded by QUAY__LOCK_VULKAN. */
