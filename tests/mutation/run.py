@@ -78,6 +78,9 @@ def passes(folder, test):
                 "QUAY_BACKEND": "cpu",
                 "QUAY_CUDA_LIBRARY": str(folder / "build/dev/tests/sim_cuda/libquay_simcuda.so"),
                 "SIMCUDA_STRICT": "1",
+                "QUAY_VULKAN_LIBRARY": str(
+                    folder / "build/dev/tests/support/vulkan_shim/libquay_vulkan_shim.so"),
+                "VKSHIM_VALIDATE": "1",
             },
         )
     except subprocess.TimeoutExpired:
@@ -87,6 +90,8 @@ def passes(folder, test):
         return None
     # Criterion takes a test for passed before its teardown runs: what fails there is only printed.
     told = "Assertion Failed" in output or "exited during its setup or teardown" in output
+    # So it is for the Vulkan shim's messages, which are the process's status.
+    told = told or "vkshim:" in output
     return result.returncode == 0 and not told
 
 
@@ -127,7 +132,7 @@ def prepare(folder, mutations):
         cwd=folder, check=True, stdout=subprocess.DEVNULL,
     )
     programs = sorted({"test_unit_" + m["test"].split("/")[0] for _, m in mutations})
-    programs.append("quay_simcuda")
+    programs += ["quay_simcuda", "quay_vulkan_shim"]
     output = build(folder, programs)
     if output is not None:
         sys.exit("the sources do not build:\n" + output[-4000:])

@@ -303,6 +303,39 @@ Test(vulkan, an_event_is_not_done_before_its_queue_has_come_so_far, .init = setu
   quay_allocator_release(allocator);
 }
 
+Test(vulkan, a_stream_on_one_queue_waits_for_an_event_of_another_one, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  quay_allocator *allocator = open_spec("vulkan:0");
+  quay_device *device = quay_allocator_device(allocator);
+  const quay_stream_options copies = {.copies_only = true};
+  quay_stream *first = NULL, *second = NULL;
+  CHECK_OK(quay_stream_create(device, NULL, &first));
+  CHECK_OK(quay_stream_create(device, &copies, &second));
+  quay_buffer *from = make_buffer(allocator, 100000), *to = make_buffer(allocator, 100000);
+  const quay_copy_options on_second = {.stream = second};
+  for (unsigned char value = 1; value <= 20; value++) {
+    unsigned char found[1000];
+    quay_buffer *window = NULL;
+    shim->gate(0); /* the host does not wait, or would for ever */
+    CHECK_OK(quay_buffer_fill_on(from, &value, 1, first));
+    CHECK_OK(quay_buffer_copy_region(to, 0, from, 0, 100000, &on_second));
+    shim->gate(1);
+    CHECK_OK(quay_stream_synchronize(second));
+    CHECK_OK(quay_buffer_view(to, 99000, sizeof found, &window));
+    CHECK_OK(quay_buffer_copy_out(window, found, sizeof found));
+    quay_buffer_release(window);
+    for (size_t i = 0; i < sizeof found; i++)
+      cr_assert_eq(found[i], value, "byte %zu of copy %d is %d", i, value, found[i]);
+  }
+  quay_buffer_release(to);
+  quay_buffer_release(from);
+  quay_stream_release(second);
+  quay_stream_release(first);
+  CHECK_OK(quay_collect(NULL));
+  quay_allocator_release(allocator);
+}
+
 Test(vulkan, memory_in_use_on_a_stream_is_not_handed_out_again, .init = setup, .fini = teardown) {
   (void)setenv("VKSHIM_DISCRETE", "1", 1);
   quay_allocator *allocator = open_spec("vulkan:0");
@@ -361,6 +394,55 @@ Test(vulkan, pageable_memory_may_be_reused_as_soon_as_a_copy_on_a_stream_returns
 }
 
 /* Large copies, by several threads. */
+
+/* No import, so that copies go over lanes. */
+static quay_allocator *open_lanes(void) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  (void)setenv("VKSHIM_NO_HOST_IMPORT", "1", 1);
+  return open_spec("vulkan:0");
+}
+
+Test(vulkan, what_a_blocking_copy_wrote_is_there_for_every_queue_on_return, .init = setup,
+     .fini = teardown) {
+  quay_allocator *allocator = open_lanes();
+  quay_buffer *buffer = make_buffer(allocator, 5000);
+  for (uint64_t seed = 1; seed <= 30;
+       seed++) { /* in and out are on queues that are late by chance */
+    write_pattern(buffer, seed);
+    check_pattern(buffer, seed);
+  }
+  quay_buffer_release(buffer);
+  quay_allocator_release(allocator);
+}
+
+typedef struct upload {
+  quay_buffer *to;
+  uint64_t seed;
+} upload;
+
+static void *run_upload(void *argument) {
+  const upload *const own = argument;
+  write_pattern(own->to, own->seed);
+  return NULL;
+}
+
+Test(vulkan, a_lanes_slots_are_not_written_again_before_the_device_has_read_them, .init = setup,
+     .fini = teardown) {
+  quay_allocator *allocator = open_lanes();
+  (void)setenv("QUAY_COPY_THREADS", "1", 1);
+  quay_buffer *buffer = make_buffer(allocator, 9 << 20); /* the third piece is in the first slot */
+  upload copy = {.to = buffer, .seed = 5};
+  write_pattern(buffer, 4);
+  pthread_t thread;
+  shim->gate(0);
+  cr_assert_eq(pthread_create(&thread, NULL, run_upload, &copy), 0);
+  (void)usleep(300000); /* until it waits: what does not wait has overwritten something by then */
+  shim->gate(1);
+  cr_assert_eq(pthread_join(thread, NULL), 0);
+  check_pattern(buffer, 5);
+  quay_buffer_release(buffer);
+  quay_allocator_release(allocator);
+}
 
 Test(vulkan, large_copies_go_over_a_lane_for_each_thread_and_every_byte_arrives, .init = setup,
      .fini = teardown) {
