@@ -383,7 +383,7 @@ static settings parse(int count, char **arguments) {
   if (count > 1)
     set.size = strtoull(rest[1], NULL, 10) * MIB;
   if (count > 2)
-    set.runs = atoi(rest[2]);
+    set.runs = (int)strtol(rest[2], NULL, 10);
   if (count > 3 || set.size == 0 || set.runs < 1 || set.runs > RUNS_MAX) {
     fputs(usage, stderr);
     exit(2);

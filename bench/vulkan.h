@@ -34,8 +34,8 @@ double bench_median(double *seconds, int count);
 void bench_write(unsigned char *memory, uint64_t size, uint64_t seed);
 void bench_compare(const unsigned char *memory, uint64_t size, uint64_t seed, const char *what);
 
-/* vulkan_raw.c: vkCmdCopyBuffer by the raw interface, on a VkDevice of its own: what the driver
- * allows. */
+/* vulkan_raw.c, vulkan_raw_device.c: vkCmdCopyBuffer by the raw interface, on a VkDevice of its
+ * own: what the driver allows. */
 void bench_raw(quay_device *device, const settings *set, const limits *limit);
 
 #endif

@@ -247,7 +247,7 @@ Test(vulkan_import, many_small_pieces_are_one_submission_and_arrive_in_their_ord
      .fini = teardown) {
   (void)setenv("VKSHIM_DISCRETE", "1", 1);
   quay_allocator *allocator = open_spec("vulkan:0"), *cpu = open_spec("cpu");
-  const uint64_t size = PIECES * PIECE_BYTES;
+  const uint64_t size = UINT64_C(1) * PIECES * PIECE_BYTES;
   quay_buffer *there = make_buffer(allocator, size), *here = make_buffer(cpu, size);
   quay_test_block expected = quay_test_block_make(size, 0, 13);
   quay_test_block found = quay_test_block_make(size, 0, 14);
