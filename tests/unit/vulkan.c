@@ -58,6 +58,22 @@ Test(vulkan, a_software_device_is_taken_without_a_number_where_there_is_no_other
   quay_allocator_release(allocator);
 }
 
+Test(vulkan, a_software_device_is_passed_over_where_there_is_another_one_and_opens_by_name,
+     .init = setup, .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  (void)setenv("VKSHIM_DEVICES", "3", 1);
+  (void)setenv("VKSHIM_FIRST_IS_SOFTWARE", "1", 1);
+  (void)setenv("QUAY_BACKEND", "vulkan", 1);
+  quay_allocator *allocator = open_spec("vulkan"), *usual = NULL, *named = open_spec("vulkan:0");
+  cr_assert_str_eq(quay_device_name(quay_allocator_device(allocator)), "vulkan:1");
+  CHECK_OK(quay_default_allocator_get(&usual));
+  cr_assert_str_eq(quay_device_name(quay_allocator_device(usual)), "vulkan:1");
+  cr_assert_str_eq(quay_device_name(quay_allocator_device(named)), "vulkan:0");
+  quay_allocator_release(named);
+  quay_allocator_release(usual);
+  quay_allocator_release(allocator);
+}
+
 Test(vulkan, cached_memory_that_is_not_coherent_is_unsupported, .init = setup, .fini = teardown) {
   (void)setenv("VKSHIM_DISCRETE", "1", 1);
   quay_allocator_release(open_spec("vulkan:0"));

@@ -42,7 +42,7 @@ static inline void setup(void) {
       "VKSHIM_DISCRETE",      "VKSHIM_COHERENT",        "VKSHIM_DEVICES",
       "VKSHIM_NO_EXPORT",     "VKSHIM_MAX_ALLOCATIONS", "VKSHIM_MAX_ALLOCATION_BYTES",
       "VKSHIM_HEAP_BYTES",    "VKSHIM_NO_ADDRESS",      "VKSHIM_UUID",
-      "VKSHIM_NO_SEMAPHORES", "VKSHIM_NO_HOST_IMPORT"};
+      "VKSHIM_NO_SEMAPHORES", "VKSHIM_NO_HOST_IMPORT",  "VKSHIM_FIRST_IS_SOFTWARE"};
   for (size_t i = 0; i < sizeof variables / sizeof variables[0]; i++)
     (void)unsetenv(variables[i]);
   (void)unsetenv("QUAY_COPY_THREADS");

@@ -24,6 +24,7 @@ static void read_settings(void) {
       .no_export = number("VKSHIM_NO_EXPORT", 0) != 0,
       .no_semaphores = number("VKSHIM_NO_SEMAPHORES", 0) != 0,
       .no_host_import = number("VKSHIM_NO_HOST_IMPORT", 0) != 0,
+      .first_is_software = number("VKSHIM_FIRST_IS_SOFTWARE", 0) != 0,
       .uuid = getenv("VKSHIM_UUID"),
       .devices = (uint32_t)(devices < SHIM_DEVICES_MAX ? devices : SHIM_DEVICES_MAX),
       .max_allocations = number("VKSHIM_MAX_ALLOCATIONS", 0),
@@ -121,10 +122,11 @@ static void *chained(void *chain, VkStructureType type) {
   return NULL;
 }
 
-static void change_properties(VkPhysicalDeviceProperties *properties) {
+static void change_properties(const shim_physical *of, VkPhysicalDeviceProperties *properties) {
   const shim_settings *const settings = &shim.settings;
   if (settings->discrete) {
-    properties->deviceType = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU;
+    if (of->number != 0 || !settings->first_is_software)
+      properties->deviceType = VK_PHYSICAL_DEVICE_TYPE_DISCRETE_GPU;
     properties->limits.nonCoherentAtomSize = SHIM_ATOM;
   }
   if (settings->max_allocations != 0)
@@ -136,7 +138,7 @@ static VKAPI_ATTR void VKAPI_CALL get_properties(VkPhysicalDevice handle,
   PFN_vkGetPhysicalDeviceProperties get =
       (PFN_vkGetPhysicalDeviceProperties)real("vkGetPhysicalDeviceProperties");
   get(physical_of(handle)->real, out);
-  change_properties(out);
+  change_properties(physical_of(handle), out);
 }
 
 static VKAPI_ATTR void VKAPI_CALL get_properties2(VkPhysicalDevice handle,
@@ -144,7 +146,7 @@ static VKAPI_ATTR void VKAPI_CALL get_properties2(VkPhysicalDevice handle,
   PFN_vkGetPhysicalDeviceProperties2 get =
       (PFN_vkGetPhysicalDeviceProperties2)real("vkGetPhysicalDeviceProperties2");
   get(physical_of(handle)->real, out);
-  change_properties(&out->properties);
+  change_properties(physical_of(handle), &out->properties);
   VkPhysicalDeviceIDProperties *const id =
       chained(out->pNext, VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_ID_PROPERTIES);
   if (id != NULL && shim.settings.uuid != NULL)

@@ -29,6 +29,7 @@ enum {
 
 typedef struct shim_settings {
   bool validate, discrete, coherent, no_address, no_export, no_semaphores, no_host_import;
+  bool first_is_software;
   uint32_t devices;
   const char *uuid;                                           /* NULL: the real one */
   uint64_t max_allocations, max_allocation_bytes, heap_bytes; /* 0: the real one */

@@ -8,6 +8,7 @@
  *                       exported memory is that of a memfd
  *   VKSHIM_COHERENT=1   the cached host memory of a discrete device is coherent
  *   VKSHIM_DEVICES=2    so many devices, which are the same one, with UUIDs of their own
+ *   VKSHIM_FIRST_IS_SOFTWARE=1   of several discrete ones the first passes for a processor
  *   VKSHIM_UUID=TEXT    the 16 characters are the UUID of the first device
  *   VKSHIM_NO_ADDRESS=1, VKSHIM_NO_EXPORT=1   without the feature, without the extension
  *   VKSHIM_NO_SEMAPHORES=1   a discrete device's semaphores can't be exported
