@@ -24,15 +24,15 @@ static void check_large_copies(quay_allocator *allocator) {
   quay_buffer_release(whole);
 }
 
-static const char *reason_of_upload(quay_allocator *allocator) {
-  static quay_copy_plan_info plan;
+static quay_copy_plan_info plan_of_upload(quay_allocator *allocator) {
+  quay_copy_plan_info plan;
   quay_allocator *cpu = open_spec("cpu");
   quay_buffer *host = make_buffer(cpu, LARGE), *there = make_buffer(allocator, LARGE);
   CHECK_OK(quay_copy_plan(there, 0, host, 0, LARGE, NULL, &plan));
   quay_buffer_release(there);
   quay_buffer_release(host);
   quay_allocator_release(cpu);
-  return plan.reason;
+  return plan;
 }
 
 Test(vulkan_import, large_copies_go_through_host_memory_that_the_device_has_imported, .init = setup,
@@ -42,7 +42,11 @@ Test(vulkan_import, large_copies_go_through_host_memory_that_the_device_has_impo
   const uint64_t before = shim->calls("vkGetMemoryHostPointerPropertiesEXT");
   check_large_copies(allocator);
   cr_assert_gt(shim->calls("vkGetMemoryHostPointerPropertiesEXT"), before);
-  cr_assert_not_null(strstr(reason_of_upload(allocator), "imported"));
+  const quay_copy_plan_info plan = plan_of_upload(allocator);
+  cr_assert_not_null(strstr(plan.reason, "imported"), "%s", plan.reason);
+  cr_assert_eq(plan.route, QUAY_ROUTE_DIRECT);
+  cr_assert_eq(plan.staging_bytes % plan.chunk, 0);
+  cr_assert_geq(plan.staging_bytes, plan.chunk * plan.threads);
   /* It is no memory of the allocator's, and goes back on demand. */
   quay_stats stats;
   vkshim_census kept, left;
@@ -65,7 +69,10 @@ Test(vulkan_import, large_copies_do_without_where_host_memory_cannot_be_imported
   quay_allocator *allocator = open_spec("vulkan:0");
   check_large_copies(allocator);
   cr_assert_eq(shim->calls("vkGetMemoryHostPointerPropertiesEXT"), 0);
-  cr_assert_null(strstr(reason_of_upload(allocator), "imported"));
+  const quay_copy_plan_info plan = plan_of_upload(allocator);
+  cr_assert_null(strstr(plan.reason, "imported"), "%s", plan.reason);
+  cr_assert_eq(plan.chunk, (uint64_t)4 << 20);
+  cr_assert_eq(plan.staging_bytes, LARGE); /* it fits in the two slots of a lane */
   quay_allocator_release(allocator);
 }
 
@@ -278,5 +285,24 @@ Test(vulkan_import, many_small_pieces_are_one_submission_and_arrive_in_their_ord
   quay_buffer_release(here);
   quay_buffer_release(there);
   quay_allocator_release(cpu);
+  quay_allocator_release(allocator);
+}
+
+Test(vulkan_import, host_visible_memory_of_the_device_is_copied_by_one_submission, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  quay_allocator *allocator = open_spec("vulkan:0"), *visible = open_spec("vulkan:0,memory=host");
+  quay_buffer *there = make_buffer(allocator, LARGE), *here = make_buffer(visible, LARGE);
+  write_pattern(here, 16);
+  const uint64_t before = shim->calls("vkQueueSubmit");
+  CHECK_OK(quay_buffer_copy_from(there, here));
+  cr_assert_eq(shim->calls("vkQueueSubmit"), before + 1);
+  write_pattern(here, 17);
+  CHECK_OK(quay_buffer_copy_from(here, there));
+  cr_assert_eq(shim->calls("vkQueueSubmit"), before + 2);
+  check_pattern(here, 16);
+  quay_buffer_release(here);
+  quay_buffer_release(there);
+  quay_allocator_release(visible);
   quay_allocator_release(allocator);
 }
