@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "gpu/gpu.h"
 
@@ -145,5 +147,32 @@ Test(gpu_vulkan, large_copies_of_host_memory_arrive_in_vulkan_and_in_cuda_from_t
   gpu_expect(beside, GPU_ODD);
   quay_buffer_release(beside);
   quay_buffer_release(there);
+  end_sides(&s);
+}
+
+/* NVIDIA's kernel module may leave it out of the child, where to touch it would be a crash. */
+Test(gpu_vulkan, the_child_of_a_fork_is_refused_host_memory_that_vulkan_has_mapped) {
+  sides s = begin_sides();
+  char spec[64], mapped[96];
+  find_spec(s.cuda, spec, sizeof spec);
+  (void)snprintf(mapped, sizeof mapped, "%s,memory=host", spec);
+  quay_allocator *allocator = gpu_open(mapped);
+  quay_buffer *buffer = gpu_buffer(allocator, GPU_WORDS, GPU_ODD, NULL);
+  int status = 1;
+  (void)fflush(NULL);
+  const pid_t child = fork();
+  if (child == 0) {
+    static unsigned char bytes[BYTES];
+    const void *pointer = NULL;
+    int wrong = quay_buffer_host_bytes(buffer, &pointer, NULL) != QUAY_STATUS_UNAVAILABLE;
+    wrong |= (quay_buffer_copy_out(buffer, bytes, BYTES) != QUAY_STATUS_UNAVAILABLE) << 1;
+    wrong |= (quay_buffer_copy_in(buffer, bytes, BYTES) != QUAY_STATUS_UNAVAILABLE) << 2;
+    _exit(wrong);
+  }
+  cr_assert_eq(waitpid(child, &status, 0), child);
+  cr_assert(WIFEXITED(status), "the child ended by a signal, status 0x%x", (unsigned)status);
+  cr_assert_eq(WEXITSTATUS(status), 0, "wrong: 0x%x", (unsigned)WEXITSTATUS(status));
+  gpu_expect(buffer, GPU_ODD);
+  quay_buffer_release(buffer);
   end_sides(&s);
 }
