@@ -52,12 +52,16 @@ static bool find_pinned(quay__vulkan_device *device, const void *memory, uint64_
   return true;
 }
 
-/* Between the host memory of a place that the device reaches and device memory. Pieces of a staged
- * copy are in no order on a queue for copies, so that it need not be idle between two of them. */
+/* Pieces of a staged copy are in no order on a queue for copies, so that it need not be idle
+ * between two of them. */
+static bool is_apart(const quay__vulkan_lane *lane) {
+  return quay__thread_submits_piece && quay__vulkan_only_copies(lane->queue);
+}
+
+/* Between the host memory of a place that the device reaches and device memory. */
 static quay_status submit_pinned(quay__vulkan_lane *lane, const quay__vulkan_place *destination,
                                  const quay__vulkan_place *source, uint64_t size, bool to_host) {
-  if (!quay__thread_submits_piece || !quay__vulkan_only_copies(lane->queue) ||
-      destination->buffer == source->buffer)
+  if (!is_apart(lane) || destination->buffer == source->buffer)
     return quay__vulkan_move(lane, destination, source, size);
   QUAY_TRY(quay__vulkan_slot_begin_apart(lane, 0));
   quay__vulkan_record_copy(lane, 0, destination->buffer, destination->offset, source->buffer,
@@ -152,10 +156,13 @@ quay_status quay__vulkan_copy_in_many_async(quay_allocator *allocator,
     place = quay__vulkan_place_of(self, pieces[i].destination, 0);
   quay__vulkan_lane *lane = NULL;
   QUAY_TRY(begin(self, stream, &place, NULL, &lane));
-  quay_status status = quay__vulkan_slot_begin(lane, 0);
+  const bool apart = is_apart(lane);
+  quay_status status =
+      apart ? quay__vulkan_slot_begin_apart(lane, 0) : quay__vulkan_slot_begin(lane, 0);
   if (status == QUAY_OK) {
     record_pieces(self, lane, from, pieces, count);
-    status = quay__vulkan_slot_submit(lane, 0);
+    status =
+        apart ? quay__vulkan_slot_submit_apart(lane, 0, false) : quay__vulkan_slot_submit(lane, 0);
   }
   return end(lane, stream, status);
 }

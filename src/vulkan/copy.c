@@ -337,7 +337,7 @@ void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *de
   out_info->chunk = quay__min(size, QUAY__VULKAN_CHUNK_BYTES);
   out_info->threads = (uint32_t)quay__min(threads, quay__max(size / PART_BYTES, 1));
   /* Of the slots of its lane each thread fills or empties one while the device is at the other. */
-  out_info->staging_bytes = quay__min(size, out_info->threads * 2 * out_info->chunk);
+  out_info->staging_bytes = quay__min(size, (uint64_t)out_info->threads * 2 * out_info->chunk);
 }
 
 /* Between two kinds of one device. */
