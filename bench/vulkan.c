@@ -319,28 +319,30 @@ static void measure_promises(bench *all) {
 
 /* The engine in every way that makes sense. */
 static void sweep(const bench *all) {
-  static const uint32_t threads[] = {4, 8, 12}, slots[] = {2, 3, 4}, streams[] = {1, 2};
+  static const uint32_t threads[] = {8, 12}, slots[] = {2, 3}, streams[] = {1, 2};
   static const uint64_t chunks[] = {1, 2, 4, 8};
+  static const char *const hand_over[] = {"own   ", "batch ", "shared"};
   const quay__staging_tuning defaults = *quay__staging_tuning_get();
   const int runs = all->set.smoke ? 1 : 3;
   const char *budget = getenv("QUAY_STAGING_BYTES"), *cap = getenv("QUAY_COPY_THREADS");
   (void)setenv("QUAY_STAGING_BYTES", "512MiB", 1);
-  printf("\nthreads, MiB of a slot x slots a thread, streams; in and out\n");
+  printf(
+      "\nthreads, MiB of a slot x slots a thread, how they are handed over, streams; in and out\n");
   bench_write(bytes_of(all->host), all->set.size, 31);
-  for (int i = 0; i < (all->set.smoke ? 3 : 3 * 3 * 2 * 4 * 2); i++) {
+  for (int i = 0; i < (all->set.smoke ? 3 : 2 * 2 * 4 * 2 * 3); i++) {
     quay__staging_tuning tuning = defaults;
     char count[16], name[64], plan[64];
-    const uint32_t used = threads[i / 48], own = slots[i / 16 % 3];
-    tuning.chunk = chunks[i / 4 % 4] * MIB;
-    tuning.streams = streams[i / 2 % 2];
-    tuning.own_slots = i % 2 == 0;
+    const uint32_t used = threads[i / 48], own = slots[i / 24 % 2];
+    tuning.chunk = chunks[i / 6 % 4] * MIB;
+    tuning.streams = streams[i / 3 % 2];
+    tuning.own_slots = i % 3 != 2;
+    tuning.batch = i % 3 == 1 ? 4 : 0;
     tuning.slots_per_thread = own;
     (void)snprintf(count, sizeof count, "%u", used);
     (void)setenv("QUAY_COPY_THREADS", count, 1);
     quay__staging_tuning_set(&tuning);
     (void)snprintf(name, sizeof name, "%2ut %lluMx%u %s %us", used,
-                   (unsigned long long)(tuning.chunk / MIB), own,
-                   tuning.own_slots ? "own   " : "shared", tuning.streams);
+                   (unsigned long long)(tuning.chunk / MIB), own, hand_over[i % 3], tuning.streams);
     const sample in = median(name, runs, all->in_vulkan, all->host, NULL);
     const sample out = median(name, runs, all->back, all->in_vulkan, NULL);
     bench_compare(bytes_of(all->back), all->set.size, 31, name);
