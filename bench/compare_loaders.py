@@ -150,22 +150,28 @@ def compare(options, torch, load_file, report):
 
 
 def compare_cold(options, limit, report):
-    """A process of its own, beyond one that starts the driver and loads nearly nothing."""
+    """A process of its own: its time from opening the file on, with the driver just started; and the
+    whole of it beyond one that loads nearly nothing, which differs by the driver's start."""
     size = min(1024, options.mib) * MIB
     path, little = (os.path.join(options.folder, name) for name in ("cold", "little"))
     write_safetensors(path, random_tensors(size, TENSORS))
     write_safetensors(little, {"t": b"\x01" * 64})
     warm(path)
-    whole, start = [], []
+    own, whole, start = [], [], []
     for _ in range(options.runs):
         start.append(quay_load(options, little)[1])
-        whole.append(quay_load(options, path)[1])
+        seconds, all_of_it = quay_load(options, path)
+        own.append(seconds)
+        whole.append(all_of_it)
     beyond = statistics.median(whole) - statistics.median(start)
+    cold = statistics.median(own)
     print(
-        f"a process of its own: {beyond * 1e3:.1f} ms beyond the driver's start of "
-        f"{statistics.median(start) * 1e3:.1f} ms; page-locked {size / limit * 1e3:.1f} ms"
+        f"a process of its own: {cold * 1e3:.1f} ms (slowest {max(own) * 1e3:.1f}) after the driver's "
+        f"start, {cold * limit / size:.2f} times the page-locked {size / limit * 1e3:.1f} ms; the whole "
+        f"process {beyond * 1e3:.1f} ms beyond one of {statistics.median(start) * 1e3:.1f} ms that loads "
+        "64 bytes"
     )
-    report("a cold process takes at most 1.5 times the page-locked transfer", beyond * limit <= 1.5 * size)
+    report("a cold process takes at most 1.5 times the page-locked transfer", cold * limit <= 1.5 * size)
     for each in (path, little):
         os.unlink(each)
 

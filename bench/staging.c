@@ -418,8 +418,10 @@ int main(int argc, char **argv) {
   measure_all(&all, "");
   if (all.set.beside != NULL)
     measure_beside(&all);
-  if (all.set.limits)
+  if (all.set.limits) {
     bench_limits(&all);
+    bench_files(&all);
+  }
   if (all.set.sweep)
     bench_sweep(&all);
   /* Memory of the driver's making has to go before its allocator. */

@@ -77,6 +77,9 @@ void bench_print_line(const char *name, uint64_t size, const sample *s, double l
  * all that is copied, and makes it anew. */
 void bench_limits(const bench *all);
 
+/* staging_files.c: what the file system gives. */
+void bench_files(const bench *all);
+
 /* staging_sweep.c */
 
 /* Sets the engine up, for the copies that come. */
