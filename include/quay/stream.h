@@ -100,8 +100,9 @@ QUAY_API uint64_t quay_stream_id(const quay_stream *stream);
  * Thread-safety: any thread; never changes. */
 QUAY_API quay_device *quay_stream_device(const quay_stream *stream);
 
-/* The backend's handle (a CUstream as an integer); 0 where there is none.
- * Thread-safety: any thread; never changes. */
+/* The backend's handle (a CUstream as an integer); 0 where there is none. Of a stream that Quay
+ * made this is the one way to capture a graph on it: before the first call it is not looked at for
+ * that. Thread-safety: any thread; never changes. */
 QUAY_API uint64_t quay_stream_native(const quay_stream *stream);
 
 /* Waits until everything submitted to the stream is done.

@@ -259,18 +259,22 @@ quay_status quay__allocator_resolve(quay_allocator *allocator, quay_allocator **
 
 /* Allocation. */
 
-quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t size,
-                                     const quay_alloc_options *options,
-                                     quay_alloc_request *out_request) {
-  static const quay_alloc_options defaults;
-  if (options == NULL)
-    options = &defaults;
-  if (size > INT64_MAX) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "an allocation of %llu bytes is above the most that can be asked for, "
-                      "2^63-1 bytes",
-                      (unsigned long long)size);
-  }
+/* Where the switches lie: in an eight-byte word of their own in both. */
+_Static_assert(offsetof(quay_alloc_request, zeroed) % 8 == 0 &&
+                   offsetof(quay_alloc_options, zeroed) % 8 == 0,
+               "the switches begin a word");
+_Static_assert(offsetof(quay_alloc_request, stream) - offsetof(quay_alloc_request, zeroed) == 8 &&
+                   offsetof(quay_alloc_options, stream) - offsetof(quay_alloc_options, zeroed) == 8,
+               "the switches are one word");
+_Static_assert(
+    offsetof(quay_alloc_request, mirror) - offsetof(quay_alloc_request, zeroed) ==
+            offsetof(quay_alloc_options, mirror) - offsetof(quay_alloc_options, zeroed) &&
+        offsetof(quay_alloc_request, exportable) - offsetof(quay_alloc_request, zeroed) ==
+            offsetof(quay_alloc_options, exportable) - offsetof(quay_alloc_options, zeroed),
+    "the switches are in the same order");
+
+static quay_status check_options(const quay_allocator *allocator,
+                                 const quay_alloc_options *options) {
   if (options->alignment != 0 &&
       (!quay__is_power_of_two(options->alignment) || options->alignment > QUAY_ALIGNMENT_MAX)) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
@@ -283,16 +287,26 @@ quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t s
                       quay_device_name(quay_stream_device(options->stream)), allocator->spec,
                       allocator->device->name);
   }
-  if (options->stream != NULL)
-    QUAY_TRY(quay__stream_check(options->stream));
-  *out_request = (quay_alloc_request){
-      .size = size,
-      .alignment = quay__max(options->alignment, allocator->alignment),
-      .zeroed = options->zeroed,
-      .mirror = options->mirror,
-      .exportable = options->exportable,
-      .stream = options->stream,
-  };
+  return options->stream != NULL ? quay__stream_check(options->stream) : QUAY_OK;
+}
+
+quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t size,
+                                     const quay_alloc_options *options,
+                                     quay_alloc_request *out_request) {
+  if (size > INT64_MAX) {
+    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                      "an allocation of %llu bytes is above the most that can be asked for, "
+                      "2^63-1 bytes",
+                      (unsigned long long)size);
+  }
+  *out_request = (quay_alloc_request){.size = size, .alignment = allocator->alignment};
+  if (options == NULL)
+    return QUAY_OK;
+  QUAY_TRY(check_options(allocator, options));
+  out_request->alignment = quay__max(options->alignment, allocator->alignment);
+  /* As one word: a processor that has stored single bytes must wait before it can read two. */
+  memcpy(&out_request->zeroed, &options->zeroed, 8);
+  out_request->stream = options->stream;
   return QUAY_OK;
 }
 
@@ -302,7 +316,7 @@ static quay_status fill_with_zeros(quay_allocator *allocator, quay_raw_buffer *r
   const unsigned char pattern = 0;
   if (stream != NULL && allocator->has_async) {
     return allocator->vtable.fill_async(allocator, raw, 0, raw->size, &pattern, sizeof pattern,
-                                        quay_stream_native(stream));
+                                        quay__stream_handle(stream));
   }
   if (stream != NULL)
     QUAY_TRY(quay_stream_synchronize(stream));
@@ -368,7 +382,11 @@ quay_status quay__reserve(quay_allocator *allocator, uint64_t size, uint64_t ali
 static quay_status alloc_from(quay_allocator *allocator, uint64_t size,
                               const quay_alloc_options *options, quay_raw_buffer *out_raw) {
   quay_alloc_request request;
-  QUAY_TRY(quay__alloc_request_make(allocator, size, options, &request));
+  quay_status made = quay__alloc_request_make(allocator, size, options, &request);
+  if (made != QUAY_OK) {
+    memset(out_raw, 0, sizeof *out_raw);
+    return made;
+  }
   QUAY_TRY(quay__alloc_reaping(allocator, &request, out_raw));
   if (!request.zeroed || request.stream == NULL || !allocator->has_async)
     return QUAY_OK;
@@ -387,9 +405,9 @@ quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,
   if (out_raw == NULL) {
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "quay_allocator_alloc: out_raw is NULL");
   }
-  memset(out_raw, 0, sizeof *out_raw);
   if (allocator != NULL) /* the caller keeps it for as long as the memory lives, and longer */
     return alloc_from(allocator, size, options, out_raw);
+  memset(out_raw, 0, sizeof *out_raw);
   quay_allocator *resolved;
   QUAY_TRY(quay_default_allocator_get(&resolved));
   const quay_status status = alloc_from(resolved, size, options, out_raw);

@@ -145,9 +145,7 @@ quay_status quay_device_reset(quay_device *device) {
   return QUAY_OK;
 }
 
-quay_status quay__device_check(quay_device *device) {
-  if (!atomic_load_explicit(&device->lost, memory_order_acquire))
-    return QUAY_OK;
+quay_status quay__device_fail_lost(quay_device *device) {
   quay__lock_acquire(&device->lock);
   const bool known = device->first_error != NULL;
   if (known)

@@ -16,6 +16,9 @@ struct quay_device {
   quay_device_type_id type;
   int32_t index;
   bool has_streams;
+  /* A stream that Quay made can't be in a state of its own (stream_check) unless the program has
+   * had its handle: so only then is it asked. */
+  bool checks_shown_streams;
   atomic_bool lost;
   /* Its host memory may not be touched any more, in the child of a fork say: no address is used
    * that was looked up before, and the backend is asked, which says why. */
@@ -34,7 +37,12 @@ struct quay_device {
 };
 
 /* QUAY_OK, or the device's first error as DEVICE_LOST. One atomic load while healthy. */
-quay_status quay__device_check(quay_device *device);
+quay_status quay__device_fail_lost(quay_device *device);
+static inline quay_status quay__device_check(quay_device *device) {
+  return __builtin_expect(atomic_load_explicit(&device->lost, memory_order_acquire), false)
+             ? quay__device_fail_lost(device)
+             : QUAY_OK;
+}
 
 static inline uint64_t quay__device_generation(const quay_device *device) {
   return atomic_load_explicit(&device->generation, memory_order_acquire);

@@ -45,7 +45,12 @@ void quay__error_restore(const quay__error_state *state);
 
 /* Between these two, which nest, errors go elsewhere and the thread's stays as it is. For the hot
  * paths that must keep it, where saving and restoring would cost more than the work. */
-void quay__error_shield(void);
-void quay__error_unshield(void);
+extern _Thread_local unsigned quay__error_shields;
+static inline void quay__error_shield(void) {
+  quay__error_shields++;
+}
+static inline void quay__error_unshield(void) {
+  quay__error_shields--;
+}
 
 #endif

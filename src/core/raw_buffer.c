@@ -86,7 +86,7 @@ void quay_raw_buffer_free(quay_raw_buffer *raw) {
     return;
   }
   quay__free(raw->owner, raw, NULL, 0);
-  memset(raw, 0, sizeof *raw);
+  raw->flags = 0; /* the mark of a free that was refused, if any; all else is 0 */
 }
 
 quay_raw_buffer quay_raw_buffer_move(quay_raw_buffer *raw) {

@@ -9,11 +9,11 @@
 
 /* The thread's error, and where errors go while it is shielded. */
 static _Thread_local quay__error_state states[2];
-static _Thread_local unsigned shields;
+_Thread_local unsigned quay__error_shields;
 static _Thread_local quay_error last_public;
 
 static quay__error_state *current(void) {
-  return &states[shields > 0];
+  return &states[quay__error_shields > 0];
 }
 
 const char *quay_status_text(quay_status status) {
@@ -207,12 +207,4 @@ void quay__error_save(quay__error_state *out_state) {
 
 void quay__error_restore(const quay__error_state *state) {
   *current() = *state;
-}
-
-void quay__error_shield(void) {
-  shields++;
-}
-
-void quay__error_unshield(void) {
-  shields--;
 }

@@ -111,19 +111,24 @@ static bool out_of_memory(quay_status status) {
          status == QUAY_STATUS_LIMIT_EXCEEDED;
 }
 
-quay_status quay__alloc_reaping(quay_allocator *allocator, const quay_alloc_request *request,
-                                quay_raw_buffer *out_raw) {
+static quay_status alloc_or_collect(quay_allocator *allocator, const quay_alloc_request *request,
+                                    quay_raw_buffer *out_raw) {
   quay__error_state before;
-  const bool can_collect = atomic_load_explicit(&retired_count, memory_order_relaxed) != 0;
-  if (can_collect)
-    quay__error_save(&before);
+  quay__error_save(&before);
   quay_status status = quay__alloc(allocator, request, out_raw);
-  if (!out_of_memory(status) || !can_collect || quay__storage_collect() == 0)
+  if (!out_of_memory(status) || quay__storage_collect() == 0)
     return status;
   status = quay__alloc(allocator, request, out_raw);
   if (status == QUAY_OK)
     quay__error_restore(&before);
   return status;
+}
+
+quay_status quay__alloc_reaping(quay_allocator *allocator, const quay_alloc_request *request,
+                                quay_raw_buffer *out_raw) {
+  return __builtin_expect(atomic_load_explicit(&retired_count, memory_order_relaxed) == 0, true)
+             ? quay__alloc(allocator, request, out_raw)
+             : alloc_or_collect(allocator, request, out_raw);
 }
 
 static quay_status allocate_raw(const quay__storage *storage, quay_stream *stream,

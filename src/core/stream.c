@@ -26,6 +26,7 @@ static quay_status stream_new(quay_device *device, uint64_t native, bool wrapped
   atomic_init(&stream->references, 1);
   atomic_init(&stream->mentions, 1);
   atomic_init(&stream->clock, 1);
+  atomic_init(&stream->shown, false);
   atomic_fetch_add_explicit(&device->streams, 1, memory_order_relaxed);
   quay__live_add(QUAY__LIVE_STREAMS, 1);
   *out_stream = stream;
@@ -130,7 +131,10 @@ quay_device *quay_stream_device(const quay_stream *stream) {
 }
 
 uint64_t quay_stream_native(const quay_stream *stream) {
-  return stream != NULL ? stream->native : 0;
+  if (stream == NULL)
+    return 0;
+  atomic_store_explicit(&((quay_stream *)(uintptr_t)stream)->shown, true, memory_order_relaxed);
+  return stream->native;
 }
 
 quay_status quay_stream_synchronize(quay_stream *stream) {
@@ -142,8 +146,18 @@ quay_status quay_stream_synchronize(quay_stream *stream) {
   return device->vtable.stream_synchronize(device, stream->native);
 }
 
+/* Nothing but Quay's own calls has ever reached the stream. The program that has had its handle
+ * in one thread and uses it in another has put the two in order. */
+static bool is_untouched(const quay_stream *stream) {
+  return stream->device->checks_shown_streams && !stream->wrapped &&
+         !atomic_load_explicit(&stream->shown, memory_order_relaxed) &&
+         !atomic_load_explicit(&stream->device->untouchable, memory_order_relaxed);
+}
+
 quay_status quay__stream_check(quay_stream *stream) {
   QUAY_TRY(quay__device_check(stream->device));
+  if (is_untouched(stream))
+    return QUAY_OK;
   return stream->device->vtable.stream_check(stream->device, stream->native);
 }
 

@@ -12,6 +12,7 @@ struct quay_stream {
   atomic_uint mentions;       /* and one for all references: after the last one the object is */
   atomic_uint_fast64_t clock; /* ticks before and after each event that is recorded */
   bool wrapped;               /* the program's: never owned */
+  atomic_bool shown;          /* the program has had the handle, and may do with it what it likes */
   quay_device *device;        /* retained */
   uint64_t id;
   uint64_t native; /* what the device's functions take; 0 on a device without streams */
@@ -39,6 +40,11 @@ quay_stream *quay__stream_try_retain(quay_stream *stream);
  * waits for it has waited for both. */
 static inline bool quay__event_covers(const quay_event *later, const quay_event *earlier) {
   return later == earlier || later->begin > earlier->end;
+}
+
+/* The handle for the library's own calls; quay_stream_native() is the program's. */
+static inline uint64_t quay__stream_handle(const quay_stream *stream) {
+  return stream->native;
 }
 
 /* Whether work may be submitted to the stream and recorded: UNSUPPORTED while it captures a graph.

@@ -10,6 +10,7 @@
 #include "core/os.h"
 #include "core/registry.h"
 #include "core/spec.h"
+#include "core/stream_impl.h"
 #include "cuda/cuda_impl.h"
 
 /* Of every allocation; the driver's own. */
@@ -87,7 +88,7 @@ static void describe(const quay__cuda *self, const quay_alloc_request *request,
       .handle = (uint64_t)(uintptr_t)block,
       .device = self->device->ordinal,
       .flags = block->how,
-      .stream = quay_stream_native(request->stream),
+      .stream = quay_stream_native(request->stream), /* the program can read it there */
   };
 }
 
@@ -101,7 +102,7 @@ static quay_status alloc_entered(quay__cuda *self, quay__cuda_scope *scope,
   };
   if (request->stream != NULL) {
     QUAY_TRY(
-        quay__cuda_stream_use(self->device, quay_stream_native(request->stream), &wanted.stream));
+        quay__cuda_stream_use(self->device, quay__stream_handle(request->stream), &wanted.stream));
   }
   return quay__cuda_block_alloc(scope, &wanted, out_block);
 }

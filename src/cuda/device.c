@@ -311,6 +311,9 @@ static quay_status make(const quay__cuda_api *api, uint64_t ordinal, quay_device
     quay__os_free(device);
     return status;
   }
+  /* A capture begins on a handle, or with a wait for an event of a capture, which Quay records
+   * none of. */
+  device->device->checks_shown_streams = true;
   *out_device = device->device;
   return QUAY_OK;
 }

@@ -45,7 +45,7 @@ static quay_status fill(quay_allocator *inner, quay__guard_block *block, quay_st
     return QUAY_OK;
   if (stream != NULL && inner->has_async) {
     return inner->vtable.fill_async(inner, &block->whole, offset, size, &pattern, sizeof pattern,
-                                    quay_stream_native(stream));
+                                    quay__stream_handle(stream));
   }
   return inner->vtable.fill(inner, &block->whole, offset, size, &pattern, sizeof pattern);
 }

@@ -93,6 +93,63 @@ Test(cuda_capture, what_quay_would_submit_or_record_is_refused_and_the_capture_s
   quay_allocator_release(pinned);
 }
 
+/* Calls of the driver for 20 pairs of allocation and free, the first of which is not counted. */
+static uint64_t calls_of_pairs(quay_allocator *pool, quay_stream *stream, uint64_t size) {
+  const quay_alloc_options in_order = {.stream = stream};
+  uint64_t before = 0;
+  for (int i = 0; i < 21; i++) {
+    quay_raw_buffer block;
+    CHECK_OK(quay_allocator_alloc(pool, size, &in_order, &block));
+    quay_raw_buffer_free(&block);
+    if (i == 0)
+      before = raw.control->calls(NULL);
+  }
+  return raw.control->calls(NULL) - before;
+}
+
+Test(cuda_capture, a_pool_calls_no_driver_for_a_stream_whose_handle_nobody_has_had) {
+  quay_allocator *pool = open_spec("pool+cuda:0");
+  quay_stream *stream = NULL;
+  CHECK_OK(quay_stream_create(quay_allocator_device(pool), NULL, &stream));
+  cr_assert_eq(calls_of_pairs(pool, stream, 3000), 0);
+  cr_assert_eq(calls_of_pairs(pool, stream, 3000000), 0);
+  cr_assert_neq(quay_stream_native(stream), 0);
+  cr_assert_geq(calls_of_pairs(pool, stream, 3000000), 20, "now it may capture");
+  quay_stream_release(stream);
+  quay_allocator_release(pool);
+}
+
+/* Blocks of both sizes are there already: the pool itself would call nothing. */
+static void check_pool_refuses(quay_allocator *pool, quay_stream *stream) {
+  quay_raw_buffer block;
+  CHECK_CAPTURING(
+      quay_allocator_alloc(pool, 3000, &(quay_alloc_options){.stream = stream}, &block));
+  CHECK_CAPTURING(
+      quay_allocator_alloc(pool, 3000000, &(quay_alloc_options){.stream = stream}, &block));
+}
+
+Test(cuda_capture, a_pool_gives_a_stream_that_captures_nothing) {
+  quay_allocator *pool = open_spec("pool+cuda:0");
+  (void)calls_of_pairs(pool, NULL, 3000);
+  (void)calls_of_pairs(pool, NULL, 3000000);
+  quay_stream *own = NULL, *wrapped = NULL;
+  CHECK_OK(quay_stream_create(quay_allocator_device(pool), NULL, &own));
+  void *const native = (void *)(uintptr_t)quay_stream_native(own), *graph = NULL, *context = NULL;
+  CHECK_OK(quay_stream_wrap(quay_allocator_device(pool), (uint64_t)(uintptr_t)native, &wrapped));
+  cr_assert_eq(raw.retain(&context, 0), 0);
+  cr_assert_eq(raw.ctx_push(context), 0);
+  cr_assert_eq(raw.begin_capture(native, CAPTURE_GLOBAL), 0);
+  check_pool_refuses(pool, own);
+  check_pool_refuses(pool, wrapped);
+  cr_assert_eq(raw.end_capture(native, &graph), 0);
+  cr_assert_eq(raw.graph_destroy(graph), 0);
+  cr_assert_eq(raw.ctx_pop(&context), 0);
+  cr_assert_eq(raw.release(0), 0);
+  quay_stream_release(wrapped);
+  quay_stream_release(own);
+  quay_allocator_release(pool);
+}
+
 Test(cuda_capture, an_untracked_access_gives_the_pointers_that_the_graph_is_made_of) {
   quay_allocator *allocator = open_spec("cuda:0");
   quay_buffer *buffer = make_buffer(allocator, SIZE, NULL);

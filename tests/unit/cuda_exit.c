@@ -172,6 +172,33 @@ static bool fork_in_child(void) {
   return good && HOLDS(raw.control->calls(NULL) == calls);
 }
 
+/* A stream that nothing but Quay has touched is refused as well, though there is memory for it. */
+static bool asks_pool_in_child(void) {
+  quay_allocator *pool = NULL;
+  quay_stream *stream = NULL;
+  quay_raw_buffer block;
+  if (!HOLDS(quay_allocator_open("pool+cuda:0", &pool) == QUAY_OK) ||
+      !HOLDS(quay_stream_create(quay_allocator_device(pool), NULL, &stream) == QUAY_OK) ||
+      !HOLDS(quay_allocator_alloc(pool, 3000, NULL, &block) == QUAY_OK))
+    return false;
+  quay_raw_buffer_free(&block);
+  fflush(NULL);
+  const pid_t child = fork();
+  if (child == 0) {
+    const quay_alloc_options in_order = {.stream = stream};
+    _exit(quay_allocator_alloc(pool, 3000, &in_order, &block) == QUAY_STATUS_UNAVAILABLE ? 0 : 1);
+  }
+  int status = 1;
+  const bool good = HOLDS(waitpid(child, &status, 0) == child) && HOLDS(status == 0);
+  quay_stream_release(stream);
+  quay_allocator_release(pool);
+  return good;
+}
+
+Test(cuda_exit, in_the_child_of_a_fork_a_pool_gives_no_stream_memory) {
+  cr_assert(succeeds_in_child(asks_pool_in_child));
+}
+
 static bool forks_with_everything_live(void) {
   if (!hold_everything())
     return false;
