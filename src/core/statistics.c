@@ -6,12 +6,6 @@
 #include "core/error.h"
 #include "core/os.h"
 
-/* From this size on an allocation looks at all shards for the peak: against the system calls that
- * it makes, 32 loads are nothing. */
-enum {
-  PEAK_SAMPLE_BYTES = 64 << 10
-};
-
 quay_status quay__statistics_init(quay__statistics *statistics) {
   const size_t size = QUAY__SHARD_COUNT * sizeof(quay__stats_shard);
   statistics->shards = quay__os_aligned_alloc(_Alignof(quay__stats_shard), size);
@@ -26,16 +20,6 @@ quay_status quay__statistics_init(quay__statistics *statistics) {
 void quay__statistics_destroy(quay__statistics *statistics) {
   quay__os_free(statistics->shards);
   statistics->shards = NULL;
-}
-
-/* A shard of one thread needs no locked instruction; the shared last one does. */
-static inline void bump(atomic_uint_fast64_t *counter, uint64_t delta, bool shared) {
-  if (shared) {
-    atomic_fetch_add_explicit(counter, delta, memory_order_relaxed);
-    return;
-  }
-  const uint64_t value = atomic_load_explicit(counter, memory_order_relaxed);
-  atomic_store_explicit(counter, value + delta, memory_order_relaxed);
 }
 
 static uint64_t sum_live(const quay__statistics *statistics) {
@@ -60,32 +44,28 @@ static uint64_t raise_peak(quay__statistics *statistics) {
   return now;
 }
 
-void quay__statistics_alloc(quay__statistics *statistics, uint64_t size) {
-  const uint32_t index = quay__thread_shard();
-  const bool shared = index == QUAY__SHARD_COUNT - 1;
-  quay__stats_shard *const shard = &statistics->shards[index];
-  bump(&shard->live_bytes, size, shared);
-  bump(&shard->alloc_count, 1, shared);
-  if (size >= PEAK_SAMPLE_BYTES)
-    raise_peak(statistics);
-}
-
-void quay__statistics_free(quay__statistics *statistics, uint64_t size) {
-  const uint32_t index = quay__thread_shard();
-  const bool shared = index == QUAY__SHARD_COUNT - 1;
-  quay__stats_shard *const shard = &statistics->shards[index];
-  bump(&shard->live_bytes, 0 - size, shared);
-  bump(&shard->free_count, 1, shared);
+/* Of two threads that count at the same time, the one that comes last past the fence sees what both
+ * have counted. The mark of the shared shard stays: who set it can't tell who looks for it. */
+void quay__statistics_look(quay__statistics *statistics, quay__stats_shard *shard) {
+  const uint64_t live = atomic_load_explicit(&shard->live_bytes, memory_order_relaxed);
+  const uint64_t high = atomic_load_explicit(&shard->high, memory_order_relaxed);
+  if ((int64_t)(live - high) > 0)
+    atomic_store_explicit(&shard->high, live, memory_order_relaxed);
+  if (shard != &statistics->shards[QUAY__SHARD_COUNT - 1])
+    atomic_store_explicit(&shard->due, false, memory_order_relaxed);
+  atomic_thread_fence(memory_order_seq_cst);
+  (void)raise_peak(statistics);
 }
 
 void quay__statistics_failure(quay__statistics *statistics) {
   const uint32_t index = quay__thread_shard();
-  bump(&statistics->shards[index].failure_count, 1, index == QUAY__SHARD_COUNT - 1);
+  quay__statistics_bump(&statistics->shards[index].failure_count, 1,
+                        index == QUAY__SHARD_COUNT - 1);
 }
 
 void quay__statistics_error(quay__statistics *statistics) {
   const uint32_t index = quay__thread_shard();
-  bump(&statistics->shards[index].error_count, 1, index == QUAY__SHARD_COUNT - 1);
+  quay__statistics_bump(&statistics->shards[index].error_count, 1, index == QUAY__SHARD_COUNT - 1);
 }
 
 uint64_t quay__statistics_live_count(const quay__statistics *statistics) {

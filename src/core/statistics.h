@@ -12,18 +12,75 @@
 typedef struct quay__stats_shard {
   _Alignas(64) atomic_uint_fast64_t live_bytes;
   atomic_uint_fast64_t alloc_count, free_count, failure_count, error_count;
+  atomic_uint_fast64_t high; /* the most that live_bytes was when the peak was looked at */
+  atomic_bool due;           /* the next allocation looks at the peak, see below */
 } quay__stats_shard;
 
 typedef struct quay__statistics {
   quay__stats_shard *shards; /* QUAY__SHARD_COUNT of them */
+  /* The allocator tells (quay__statistics_due) which allocations may raise the peak: of the others
+   * only those look that make the thread's own bytes more than they ever were. */
+  bool told;
   atomic_uint_fast64_t peak_bytes;
   atomic_uint_fast64_t pending_bytes;
 } quay__statistics;
 
 quay_status quay__statistics_init(quay__statistics *statistics);
 void quay__statistics_destroy(quay__statistics *statistics);
-void quay__statistics_alloc(quay__statistics *statistics, uint64_t size);
-void quay__statistics_free(quay__statistics *statistics, uint64_t size);
+void quay__statistics_look(quay__statistics *statistics, quay__stats_shard *shard);
+
+/* From this size on an allocation looks at all shards for the peak: against the system calls that
+ * it makes, 32 loads are nothing. */
+#define QUAY__PEAK_SAMPLE_BYTES ((uint64_t)64 << 10)
+
+/* A shard of one thread needs no locked instruction; the shared last one does. */
+static inline void quay__statistics_bump(atomic_uint_fast64_t *counter, uint64_t delta,
+                                         bool shared) {
+  if (shared) {
+    atomic_fetch_add_explicit(counter, delta, memory_order_relaxed);
+    return;
+  }
+  const uint64_t value = atomic_load_explicit(counter, memory_order_relaxed);
+  atomic_store_explicit(counter, value + delta, memory_order_relaxed);
+}
+
+/* Whether an allocation that has been counted looks at the peak. */
+static inline bool quay__statistics_is_due(const quay__statistics *statistics,
+                                           const quay__stats_shard *shard, uint64_t size,
+                                           bool shared) {
+  if (atomic_load_explicit(&shard->due, memory_order_relaxed))
+    return true;
+  if (size < QUAY__PEAK_SAMPLE_BYTES)
+    return false;
+  if (!statistics->told || shared)
+    return true;
+  return (int64_t)(atomic_load_explicit(&shard->live_bytes, memory_order_relaxed) -
+                   atomic_load_explicit(&shard->high, memory_order_relaxed)) > 0;
+}
+
+static inline void quay__statistics_alloc(quay__statistics *statistics, uint64_t size) {
+  const uint32_t index = quay__thread_shard();
+  const bool shared = index == QUAY__SHARD_COUNT - 1;
+  quay__stats_shard *const shard = &statistics->shards[index];
+  quay__statistics_bump(&shard->live_bytes, size, shared);
+  quay__statistics_bump(&shard->alloc_count, 1, shared);
+  if (__builtin_expect(quay__statistics_is_due(statistics, shard, size, shared), 0))
+    quay__statistics_look(statistics, shard);
+}
+
+static inline void quay__statistics_free(quay__statistics *statistics, uint64_t size) {
+  const uint32_t index = quay__thread_shard();
+  const bool shared = index == QUAY__SHARD_COUNT - 1;
+  quay__stats_shard *const shard = &statistics->shards[index];
+  quay__statistics_bump(&shard->live_bytes, 0 - size, shared);
+  quay__statistics_bump(&shard->free_count, 1, shared);
+}
+
+/* The calling thread's allocation that is under way looks at the peak once it has been counted. */
+static inline void quay__statistics_due(quay__statistics *statistics) {
+  atomic_store_explicit(&statistics->shards[quay__thread_shard()].due, true, memory_order_relaxed);
+}
+
 void quay__statistics_failure(quay__statistics *statistics);
 void quay__statistics_error(quay__statistics *statistics);
 /* Fills in everything but reserved and largest free bytes. */

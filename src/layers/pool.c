@@ -81,6 +81,7 @@ static quay_status pool_trim(quay_allocator *allocator, uint64_t *out_bytes) {
 
 static void pool_stats(quay_allocator *allocator, quay_backend_stats *out_stats) {
   quay__pool *const pool = quay__pool_of(allocator);
+  quay__pool_flush_recent(pool); /* so that it counts as what it is: free, or pending */
   (void)quay__pool_poll(pool, NULL);
   *out_stats = (quay_backend_stats){.reserved_bytes = 0};
   quay__lock_acquire(&pool->lock);
@@ -282,6 +283,9 @@ static quay_status pool_open(const quay_spec_args *args, quay_allocator *inner,
     return status;
   }
   pool->allocator = *out_allocator;
+  /* What a thread takes of what it kept is in use as far as the pool knows, so that its peak is
+   * none of the program's that was not looked at before. */
+  pool->allocator->statistics.told = true;
   /* Copies need not enter the pool, and it takes events itself. */
   pool->allocator->flags |= inner->flags & (uint32_t)QUAY_ALLOCATOR_PLAIN_HOST_MEMORY;
   if (pool->has_streams)

@@ -1,16 +1,20 @@
-/* The pool from the caller's side: what each thread keeps of the extents that it freed last, by
- * size, and the ways past that. */
+/* The pool from the caller's side: allocation and free, and what a thread takes from what it keeps
+ * and puts there. How that is made room for and given back is in pool_stock.c, the rest in the
+ * files that pool_impl.h lists. */
 #include <string.h>
 
 #include "core/checked.h"
 #include "core/error.h"
-#include "core/os.h"
-#include "core/thread.h"
 #include "layers/pool_impl.h"
+
+/* Off the hot path, which then needs no room on the stack for it; and on it. */
+#define QUAY__SELDOM __attribute__((noinline, cold))
+#define QUAY__ALWAYS __attribute__((always_inline))
 
 enum {
   BATCH = 16, /* extents that are taken at once for what is small */
   BATCH_BYTES = 16 << 10,
+  LOOKS = 4, /* blocks of a class: what is the matter with one is with most */
 };
 
 /* Sizes. */
@@ -25,18 +29,6 @@ static uint64_t round_to_class(uint64_t granules) {
     return granules;
   const uint32_t shift = log2_of(granules) - 3;
   return ((granules + (UINT64_C(1) << shift) - 1) >> shift) << shift;
-}
-
-/* Below QUAY__POOL_CLASSES for tiny sizes that are rounded, whose granules are at most 64. */
-static uint32_t class_of(uint64_t granules) {
-  if (granules < 16)
-    return (uint32_t)granules - 1;
-  const uint32_t log2 = log2_of(granules);
-  return 15 + (log2 - 4) * 8 + (uint32_t)(granules >> (log2 - 3) & 7);
-}
-
-static uint32_t bucket_of(uint64_t granules) {
-  return (uint32_t)(granules * UINT64_C(0x9e3779b97f4a7c15) >> 58);
 }
 
 /* The core lets sizes up to 2^63 - 1 through. What would be rounded to more is left a little too
@@ -60,12 +52,7 @@ static quay__pool_want want_of(const quay__pool *pool, const quay_alloc_request 
   return want;
 }
 
-/* A thread's lists. */
-
-static quay__pool_cache *cache_of_thread(quay__pool *pool) {
-  const uint32_t shard = quay__thread_shard();
-  return shard < QUAY__SHARD_COUNT - 1 ? &pool->caches[shard] : NULL;
-}
+/* What the thread keeps. */
 
 /* Whether what one work may still use is good for another: of the same stream it is. */
 static bool is_usable(quay__pool *pool, const quay__extent *extent, const quay__pool_want *want) {
@@ -75,161 +62,173 @@ static bool is_usable(quay__pool *pool, const quay__extent *extent, const quay__
          quay__pool_is_current(pool, quay__pool_region_of(extent));
 }
 
-/* The list of a size. */
-typedef struct list {
-  quay__extent **items;
-  uint8_t *count;
-  uint32_t depth;
-} list;
-
-static list list_of(const quay__pool *pool, quay__pool_stock *stock, uint64_t size) {
-  const uint64_t granules = size >> pool->granule_log2;
-  if (size <= QUAY__POOL_TINY_BYTES) {
-    const uint32_t number = class_of(granules);
-    return (list){stock->classes[number], &stock->class_count[number], QUAY__POOL_CLASS_DEPTH};
-  }
-  const uint32_t number = bucket_of(granules);
-  return (list){stock->buckets[number], &stock->bucket_count[number], QUAY__POOL_BUCKET_DEPTH};
+/* NULL: it is empty. */
+static quay__extent *take_out(quay__pool_place *place) {
+  if (atomic_load_explicit(place, memory_order_relaxed) == NULL)
+    return NULL;
+  return atomic_exchange_explicit(place, NULL, memory_order_acquire);
 }
 
-static quay__extent *find_in(quay__pool *pool, list found, const quay__pool_want *want) {
-  for (uint32_t i = *found.count; i-- > 0;) {
-    quay__extent *const extent = found.items[i];
-    if (extent->size == want->size && is_usable(pool, extent, want)) {
-      found.items[i] = found.items[--*found.count];
+/* Into an empty place. */
+static void put_into(quay__pool_place *place, quay__extent *extent) {
+  atomic_store_explicit(place, extent, memory_order_release);
+}
+
+static uint32_t count_of(const atomic_uchar *count) {
+  return atomic_load_explicit(count, memory_order_relaxed);
+}
+
+static void set_count(atomic_uchar *count, uint32_t value) {
+  atomic_store_explicit(count, (unsigned char)value, memory_order_relaxed);
+}
+
+static quay__pool_stock *stock_of(const quay__pool_cache *cache) {
+  return atomic_load_explicit(&cache->stock, memory_order_relaxed);
+}
+
+static quay__extent *take_class(quay__pool *pool, quay__pool_cache *cache, quay__pool_stock *stock,
+                                const quay__pool_want *want) {
+  const uint32_t number = quay__pool_class_of(want->size >> pool->granule_log2);
+  quay__pool_place *const places = stock->classes[number];
+  uint32_t count = count_of(&stock->class_count[number]);
+  quay__extent *found = NULL;
+  for (uint32_t i = count, looks = 0; i-- > 0 && looks < LOOKS && found == NULL;) {
+    quay__extent *const extent = take_out(&places[i]);
+    if (extent != NULL && !is_usable(pool, extent, want)) {
+      put_into(&places[i], extent);
+      looks++;
+      continue;
+    }
+    /* This one, or one that others have taken: the last fills the place. */
+    found = extent;
+    if (i < --count)
+      put_into(&places[i], take_out(&places[count]));
+    cache->bytes -= want->size;
+  }
+  set_count(&stock->class_count[number], count);
+  return found;
+}
+
+static quay__extent *take_bucket(quay__pool *pool, quay__pool_cache *cache, quay__pool_stock *stock,
+                                 const quay__pool_want *want) {
+  const uint32_t number = quay__pool_bucket_of(want->size >> pool->granule_log2);
+  quay__pool_place *const places = stock->buckets[number];
+  uint64_t *const sizes = stock->sizes[number];
+  uint32_t count = count_of(&stock->bucket_count[number]);
+  quay__extent *found = NULL;
+  for (uint32_t i = count; i-- > 0 && found == NULL;) {
+    if (sizes[i] != want->size)
+      continue;
+    quay__extent *const extent = take_out(&places[i]);
+    if (extent != NULL && !is_usable(pool, extent, want)) {
+      put_into(&places[i], extent);
+      continue;
+    }
+    found = extent;
+    if (i < --count) {
+      put_into(&places[i], take_out(&places[count]));
+      sizes[i] = sizes[count];
+    }
+    cache->bytes -= want->size;
+  }
+  set_count(&stock->bucket_count[number], count);
+  return found;
+}
+
+static quay__extent *take_recent(quay__pool *pool, quay__pool_cache *cache,
+                                 const quay__pool_want *want) {
+  for (uint32_t i = 0; i < QUAY__POOL_RECENT; i++) {
+    if (cache->recent_sizes[i] != want->size)
+      continue;
+    quay__extent *const extent = take_out(&cache->recent[i]);
+    if (extent == NULL)
+      continue;
+    if (is_usable(pool, extent, want)) {
+      cache->hits++;
       return extent;
     }
-    if (found.depth == QUAY__POOL_CLASS_DEPTH && i + 4 < *found.count)
-      break; /* all are of this size: what is the matter with one is with most */
+    put_into(&cache->recent[i], extent);
   }
   return NULL;
 }
 
-static bool is_kept(const quay__pool *pool, uint64_t size) {
+static bool is_small(const quay__pool *pool, uint64_t size) {
   return size <= pool->cache_bytes / 4;
 }
 
 static quay__extent *cache_take(quay__pool *pool, const quay__pool_want *want) {
-  quay__pool_cache *const cache = is_kept(pool, want->size) ? cache_of_thread(pool) : NULL;
+  quay__pool_cache *const cache = quay__pool_cache_of_thread(pool);
   if (cache == NULL)
     return NULL;
-  quay__extent *extent = NULL;
-  quay__spin_acquire(&cache->lock);
-  if (cache->stock != NULL)
-    extent = find_in(pool, list_of(pool, cache->stock, want->size), want);
-  if (extent != NULL)
-    cache->bytes -= extent->size;
-  quay__spin_release(&cache->lock);
-  return extent;
+  if (!is_small(pool, want->size))
+    return take_recent(pool, cache, want);
+  quay__pool_stock *const stock = stock_of(cache);
+  if (stock == NULL)
+    return NULL;
+  return want->size <= QUAY__POOL_TINY_BYTES ? take_class(pool, cache, stock, want)
+                                             : take_bucket(pool, cache, stock, want);
 }
 
-/* Moves the older ones of a list, at most `count`, out of it. */
-static uint32_t take_out(quay__pool_cache *cache, list from, uint32_t count,
-                         quay__extent **out_extents) {
-  memcpy(out_extents, from.items, count * sizeof(quay__extent *));
-  *from.count = (uint8_t)(*from.count - count);
-  memmove(from.items, from.items + count, *from.count * sizeof(quay__extent *));
-  for (uint32_t i = 0; i < count; i++)
-    cache->bytes -= out_extents[i]->size;
-  return count;
+/* False: there is no room, or too much is kept. */
+QUAY__ALWAYS static inline bool put_small(quay__pool *pool, quay__pool_cache *cache,
+                                          quay__pool_stock *stock, uint64_t most_bytes,
+                                          quay__extent *extent) {
+  const uint32_t number = quay__pool_list_number(pool, extent->size);
+  const quay__pool_list into = quay__pool_list_numbered(pool, stock, number);
+  uint32_t count = count_of(into.count);
+  /* What a thread was about to count when another one forked: in the child nobody did. */
+  while (count < into.depth &&
+         atomic_load_explicit(&into.places[count], memory_order_relaxed) != NULL)
+    count++;
+  if (count == into.depth || cache->bytes + extent->size > most_bytes)
+    return false;
+  if (into.sizes != NULL)
+    into.sizes[count] = extent->size;
+  cache->bytes += extent->size;
+  put_into(&into.places[count], extent);
+  set_count(into.count, count + 1);
+  return true;
 }
 
-static list list_numbered(quay__pool_stock *stock, uint32_t number) {
-  if (number < QUAY__POOL_CLASSES)
-    return (list){stock->classes[number], &stock->class_count[number], QUAY__POOL_CLASS_DEPTH};
-  number -= QUAY__POOL_CLASSES;
-  return (list){stock->buckets[number], &stock->bucket_count[number], QUAY__POOL_BUCKET_DEPTH};
+QUAY__SELDOM static void give_recent(quay__pool *pool, quay__pool_cache *cache) {
+  quay__pool_batch batch;
+  quay__pool_gather(cache, &batch);
+  quay__pool_heap_give(pool, batch.extents, batch.count);
 }
 
-/* Makes room for one more extent; gives what has to go. */
-static uint32_t make_room(quay__pool *pool, quay__pool_cache *cache, list into, uint64_t size,
-                          quay__extent **out_extents) {
-  if (*into.count == into.depth)
-    return take_out(cache, into, into.depth / 2, out_extents);
-  /* Too many bytes: the lists are emptied in turn, so that what is not used any more goes. */
-  if (cache->bytes + size > pool->cache_bytes) {
-    for (uint32_t i = 0; i < QUAY__POOL_CLASSES + QUAY__POOL_BUCKETS; i++) {
-      cache->hand = (cache->hand + 1) % (QUAY__POOL_CLASSES + QUAY__POOL_BUCKETS);
-      const list emptied = list_numbered(cache->stock, cache->hand);
-      if (*emptied.count > 0)
-        return take_out(cache, emptied, (*emptied.count + 1u) / 2, out_extents);
-    }
+static void put_recent(quay__pool *pool, quay__pool_cache *cache, quay__extent *extent) {
+  for (uint32_t i = 0; i < QUAY__POOL_RECENT; i++) {
+    if (atomic_load_explicit(&cache->recent[i], memory_order_relaxed) != NULL)
+      continue;
+    cache->recent_sizes[i] = extent->size;
+    put_into(&cache->recent[i], extent);
+    return;
   }
-  return 0;
+  give_recent(pool, cache);
+  cache->recent_sizes[0] = extent->size;
+  put_into(&cache->recent[0], extent);
+}
+
+QUAY__SELDOM static bool put_into_room(quay__pool *pool, quay__pool_cache *cache,
+                                       quay__pool_stock *stock, quay__extent *extent) {
+  quay__pool_make_room(pool, cache, extent->size);
+  return put_small(pool, cache, stock, UINT64_MAX, extent);
 }
 
 /* False: the thread keeps none, or not of this size. */
-static bool cache_put(quay__pool *pool, quay__extent *extent) {
-  quay__pool_cache *const cache = is_kept(pool, extent->size) ? cache_of_thread(pool) : NULL;
+QUAY__ALWAYS static inline bool cache_put(quay__pool *pool, quay__extent *extent) {
+  quay__pool_cache *const cache = quay__pool_cache_of_thread(pool);
   if (cache == NULL)
     return false;
-  quay__extent *gone[QUAY__POOL_CLASS_DEPTH];
-  uint32_t gone_count = 0;
-  bool kept = false;
-  quay__spin_acquire(&cache->lock);
-  if (cache->stock != NULL) {
-    const list into = list_of(pool, cache->stock, extent->size);
-    if (*into.count == into.depth || cache->bytes + extent->size > pool->cache_bytes)
-      gone_count = make_room(pool, cache, into, extent->size, gone);
-    kept = *into.count < into.depth;
-    if (kept) {
-      into.items[(*into.count)++] = extent;
-      cache->bytes += extent->size;
-    }
+  if (!is_small(pool, extent->size)) {
+    put_recent(pool, cache, extent);
+    return true;
   }
-  quay__spin_release(&cache->lock);
-  if (gone_count > 0)
-    quay__pool_heap_give(pool, gone, gone_count);
-  return kept;
-}
-
-/* Failing is no error: the thread goes without. */
-static void make_stock(quay__pool *pool) {
-  quay__pool_cache *const cache = cache_of_thread(pool);
-  if (cache == NULL)
-    return;
-  quay__spin_acquire(&cache->lock);
-  const bool missing = cache->stock == NULL;
-  quay__spin_release(&cache->lock);
-  if (!missing)
-    return;
-  quay__pool_stock *stock = quay__os_calloc(1, sizeof *stock);
-  quay__spin_acquire(&cache->lock);
-  if (cache->stock == NULL) {
-    cache->stock = stock;
-    stock = NULL;
-  }
-  quay__spin_release(&cache->lock);
-  quay__os_free(stock);
-}
-
-static void flush_one(quay__pool *pool, quay__pool_cache *cache, uint32_t number) {
-  quay__extent *gone[QUAY__POOL_CLASS_DEPTH];
-  uint32_t count = 0;
-  quay__spin_acquire(&cache->lock);
-  if (cache->stock != NULL) {
-    const list from = list_numbered(cache->stock, number);
-    count = take_out(cache, from, *from.count, gone);
-  }
-  quay__spin_release(&cache->lock);
-  if (count > 0)
-    quay__pool_heap_give(pool, gone, count);
-}
-
-void quay__pool_flush(quay__pool *pool) {
-  for (uint32_t i = 0; i < QUAY__SHARD_COUNT - 1; i++) {
-    quay__pool_cache *const cache = &pool->caches[i];
-    quay__spin_acquire(&cache->lock);
-    const bool filled = cache->bytes > 0;
-    quay__spin_release(&cache->lock);
-    for (uint32_t j = 0; filled && j < QUAY__POOL_CLASSES + QUAY__POOL_BUCKETS; j++)
-      flush_one(pool, cache, j);
-  }
-}
-
-void quay__pool_caches_destroy(quay__pool *pool) {
-  for (uint32_t i = 0; i < QUAY__SHARD_COUNT - 1; i++)
-    quay__os_free(pool->caches[i].stock);
+  quay__pool_stock *const stock = stock_of(cache);
+  if (stock == NULL)
+    return false;
+  return put_small(pool, cache, stock, pool->cache_bytes, extent) ||
+         put_into_room(pool, cache, stock, extent);
 }
 
 /* Allocation. */
@@ -240,9 +239,10 @@ static uint32_t batch_of(const quay__pool *pool, const quay__pool_want *want) {
   return (uint32_t)quay__max(1, quay__min(BATCH, BATCH_BYTES / want->size));
 }
 
-static quay__extent *take_batch(quay__pool *pool, const quay__pool_want *want) {
+static quay__extent *take_batch(quay__pool *pool, const quay__pool_want *want,
+                                const quay__pool_batch *own, uint64_t hits) {
   quay__extent *extents[BATCH];
-  const uint32_t count = quay__pool_heap_take(pool, want, extents, batch_of(pool, want));
+  const uint32_t count = quay__pool_heap_take(pool, want, own, hits, extents, batch_of(pool, want));
   if (count == 0)
     return NULL;
   for (uint32_t i = 1; i < count; i++) {
@@ -252,14 +252,25 @@ static quay__extent *take_batch(quay__pool *pool, const quay__pool_want *want) {
   return extents[0];
 }
 
-/* Past the thread's lists. */
-static quay_status take_slowly(quay__pool *pool, const quay__pool_want *want,
-                               quay__extent **out_extent) {
-  if (is_kept(pool, want->size))
-    make_stock(pool);
-  *out_extent = take_batch(pool, want);
+/* Past what the thread keeps. What it freed last and did not find of use becomes one with its
+ * neighbours first, so that blocks lie where they would without it. */
+QUAY__SELDOM static quay_status take_slowly(quay__pool *pool, const quay__pool_want *want,
+                                            quay__extent **out_extent) {
+  quay__pool_cache *const cache = quay__pool_cache_of_thread(pool);
+  quay__pool_batch own = {.count = 0};
+  uint64_t hits = 0;
+  if (is_small(pool, want->size))
+    quay__pool_make_stock(pool);
+  if (cache != NULL) {
+    hits = cache->hits;
+    cache->hits = 0;
+    if (want->arena != QUAY__POOL_TINY) /* which has no part in those arenas */
+      quay__pool_gather(cache, &own);
+  }
+  *out_extent = take_batch(pool, want, &own, hits);
+  own.count = 0;
   if (*out_extent == NULL && quay__pool_poll(pool, want))
-    *out_extent = take_batch(pool, want);
+    *out_extent = take_batch(pool, want, &own, 0);
   return *out_extent != NULL ? QUAY_OK : quay__pool_grow(pool, want, out_extent);
 }
 
@@ -320,8 +331,8 @@ static quay_event *last_of(quay_event *old, quay_event *const *pending, size_t c
 }
 
 /* Leaves one event in the extent. False: one is not enough. */
-static bool settle(quay__pool *pool, quay__extent *extent, quay_event *const *pending,
-                   size_t count) {
+QUAY__SELDOM static bool settle(quay__pool *pool, quay__extent *extent, quay_event *const *pending,
+                                size_t count) {
   quay_event *const old = extent->user;
   if (count == 0)
     return true;
@@ -339,8 +350,8 @@ static bool settle(quay__pool *pool, quay__extent *extent, quay_event *const *pe
   return true;
 }
 
-static void free_direct(quay__pool *pool, quay__extent *extent, quay_event *const *pending,
-                        size_t count) {
+QUAY__SELDOM static void free_direct(quay__pool *pool, quay__extent *extent,
+                                     quay_event *const *pending, size_t count) {
   const bool ordered = (pool->inner->flags & QUAY_ALLOCATOR_ORDERED_FREE) != 0;
   if (count == 0 || ordered) {
     quay__lock_acquire(&pool->lock);

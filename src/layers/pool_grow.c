@@ -116,11 +116,11 @@ static bool is_too_dear(quay__pool *pool) {
   return true;
 }
 
-void quay__pool_earn(quay__pool *pool) {
+void quay__pool_earn(quay__pool *pool, uint64_t allocations) {
   const uint64_t pieces = pool->whole_pages && !pool->tight ? CREDIT_HANDLES : CREDIT_PIECES;
   const uint64_t most = pieces * cost_of(pool);
   if (pool->credit < most)
-    pool->credit++;
+    pool->credit = quay__min(most, pool->credit + allocations);
 }
 
 static void pay(quay__pool *pool) {
@@ -552,7 +552,8 @@ quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
   uint64_t bytes = 0;
   quay__pool_flush(pool);
   quay__pool_wait(pool);
-  if (quay__pool_heap_take(pool, want, out_extent, 1) == 1)
+  const quay__pool_batch none = {.count = 0};
+  if (quay__pool_heap_take(pool, want, &none, 0, out_extent, 1) == 1)
     return QUAY_OK;
   (void)quay__pool_release_free(pool);
   quay__error_shield();

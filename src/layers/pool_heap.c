@@ -51,8 +51,10 @@ static void make_stream_set(quay__pool *pool, uint64_t stream) {
 
 void quay__pool_count_used(quay__pool *pool, uint64_t size) {
   pool->used += size;
-  if (pool->used > pool->peak_used)
-    pool->peak_used = pool->used;
+  if (pool->used <= pool->peak_used)
+    return;
+  pool->peak_used = pool->used;
+  quay__statistics_due(&pool->allocator->statistics);
 }
 
 quay__extent *quay__pool_heap_part(quay__pool *pool, quay__extent *extent, uint64_t offset,
@@ -91,21 +93,6 @@ quay__extent *quay__pool_heap_fit(quay__pool *pool, const quay__pool_want *want)
     return NULL;
   quay__pool_count_used(pool, want->size);
   return quay__pool_heap_part(pool, best, offset, want->size);
-}
-
-uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want,
-                              quay__extent **out_extents, uint32_t count) {
-  uint32_t taken = 0;
-  quay__lock_acquire(&pool->lock);
-  quay__pool_earn(pool);
-  if (pool->has_streams)
-    make_stream_set(pool, want->stream);
-  if (quay__offsets_provision(&pool->arenas[want->arena], SPARE_EXTENTS + 2 * count)) {
-    while (taken < count && (out_extents[taken] = quay__pool_heap_fit(pool, want)) != NULL)
-      taken++;
-  }
-  quay__lock_release(&pool->lock);
-  return taken;
 }
 
 /* Giving back. */
@@ -202,10 +189,9 @@ static bool give(quay__pool *pool, quay__extent *extent) {
   return true;
 }
 
-/* Gives what can be given under one lock, and tells the first that can't. */
+/* With the lock held: gives what can be given, and tells the first that can't. */
 static uint32_t give_some(quay__pool *pool, quay__extent *const *extents, uint32_t count) {
   uint32_t given = 0;
-  quay__lock_acquire(&pool->lock);
   for (; given < count; given++) {
     const uint64_t size = extents[given]->size;
     if (!quay__pool_is_current(pool, quay__pool_region_of(extents[given])) ||
@@ -213,13 +199,14 @@ static uint32_t give_some(quay__pool *pool, quay__extent *const *extents, uint32
       break;
     pool->used -= quay__min(size, pool->used);
   }
-  quay__lock_release(&pool->lock);
   return given;
 }
 
 void quay__pool_heap_give(quay__pool *pool, quay__extent *const *extents, uint32_t count) {
   for (;;) {
+    quay__lock_acquire(&pool->lock);
     const uint32_t given = give_some(pool, extents, count);
+    quay__lock_release(&pool->lock);
     if (given == count)
       return;
     extents += given;
@@ -232,6 +219,49 @@ void quay__pool_heap_give(quay__pool *pool, quay__extent *const *extents, uint32
       count--;
     }
   }
+}
+
+/* Taking. */
+
+/* With the lock held. */
+static uint32_t take_some(quay__pool *pool, const quay__pool_want *want, quay__extent **out_extents,
+                          uint32_t count) {
+  uint32_t taken = 0;
+  if (!quay__offsets_provision(&pool->arenas[want->arena], SPARE_EXTENTS + 2 * count))
+    return 0;
+  while (taken < count && (out_extents[taken] = quay__pool_heap_fit(pool, want)) != NULL)
+    taken++;
+  return taken;
+}
+
+/* With the lock held, which is given back for a while: all that threads freed last. */
+static void give_all_recent(quay__pool *pool) {
+  quay__lock_release(&pool->lock);
+  quay__pool_flush_recent(pool);
+  quay__lock_acquire(&pool->lock);
+}
+
+/* What threads freed last counts as used: it must not make the peak any higher, since the pool may
+ * hold as much, nor be missing from what is looked through before there is more memory. */
+uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want,
+                              const quay__pool_batch *own, uint64_t hits,
+                              quay__extent **out_extents, uint32_t count) {
+  quay__lock_acquire(&pool->lock);
+  quay__pool_earn(pool, 1 + hits);
+  if (pool->has_streams)
+    make_stream_set(pool, want->stream);
+  const uint32_t given = give_some(pool, own->extents, own->count);
+  if (pool->used + count * want->size > pool->peak_used && quay__pool_has_recent(pool))
+    give_all_recent(pool);
+  uint32_t taken = take_some(pool, want, out_extents, count);
+  if (taken == 0 && quay__pool_has_recent(pool)) {
+    give_all_recent(pool);
+    taken = take_some(pool, want, out_extents, count);
+  }
+  quay__lock_release(&pool->lock);
+  if (given < own->count)
+    quay__pool_heap_give(pool, own->extents + given, own->count - given);
+  return taken;
 }
 
 /* Generations. A region of an older one is stale once what was free of it is out of all sets; it

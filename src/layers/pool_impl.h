@@ -1,16 +1,25 @@
 /* The pool layer: what its files share.
  *
  *   pool.c          options, the table, statistics
- *   pool_cache.c    allocation and free from the caller's side, per-thread lists of free extents
+ *   pool_cache.c    allocation and free from the caller's side, and what a thread takes and keeps
+ *   pool_stock.c    what threads keep: making room, giving it back
  *   pool_heap.c     the arenas: fitting and giving back, under the pool's lock
  *   pool_pending.c  extents that device work may still use
  *   pool_grow.c     more memory: where it goes, what is given up for it, out of memory, trim
  *   pool_region.c   blocks and reservations of the inner allocator
  *   pool_poison.c   what AddressSanitizer and Valgrind are told
  *
- * A block is a taken extent (offset_allocator.h), whose address is the raw buffer's cookie. Locks:
- * a thread's cache (a spin lock) or the pool's lock, never both, and neither while the inner
- * allocator or a device is called. */
+ * A block is a taken extent (offset_allocator.h), whose address is the raw buffer's cookie.
+ *
+ * What a thread keeps lies in places. The thread alone puts an extent into one, by a plain store
+ * into an empty place; whoever takes one out, the thread or another one that gives all of it back,
+ * does so by an exchange: so a free needs no locked instruction, and an allocation one. All else
+ * that says what is in a place is the thread's own, since an extent may be another's by the time it
+ * is looked at. A place that others have emptied is found to be so when its turn comes.
+ *
+ * Locks: a thread's cache (a spin lock: of others that take, or of the thread when it moves more
+ * than one) or the pool's lock, never both, and neither while the inner allocator or a device is
+ * called. */
 #ifndef QUAY_LAYERS_POOL_IMPL_H
 #define QUAY_LAYERS_POOL_IMPL_H
 
@@ -20,6 +29,7 @@
 #include "core/allocator_impl.h"
 #include "core/lock.h"
 #include "core/stream_impl.h"
+#include "core/thread.h"
 #include "layers/offset_allocator.h"
 
 /* Arenas by size: what is small is packed apart, so that it does not break up large free extents.
@@ -78,24 +88,39 @@ typedef struct quay__pool_stream {
 enum {
   QUAY__POOL_CLASSES = 32, /* of the tiny arena's sizes */
   QUAY__POOL_CLASS_DEPTH = 64,
-  QUAY__POOL_BUCKETS = 64, /* of all other sizes, by hash */
+  QUAY__POOL_BUCKETS = 64, /* of all other small sizes, by hash */
   QUAY__POOL_BUCKET_DEPTH = 8,
+  QUAY__POOL_RECENT = 8, /* blocks of other sizes, which a thread freed last */
 };
 
-/* What one thread keeps. Made at its first allocation. */
+typedef _Atomic(quay__extent *) quay__pool_place;
+
+/* What one thread keeps of small blocks. Made at its first allocation. */
 typedef struct quay__pool_stock {
-  uint8_t class_count[QUAY__POOL_CLASSES];
-  uint8_t bucket_count[QUAY__POOL_BUCKETS];
-  quay__extent *classes[QUAY__POOL_CLASSES][QUAY__POOL_CLASS_DEPTH];
-  quay__extent *buckets[QUAY__POOL_BUCKETS][QUAY__POOL_BUCKET_DEPTH];
+  atomic_uchar class_count[QUAY__POOL_CLASSES]; /* places above are empty */
+  atomic_uchar bucket_count[QUAY__POOL_BUCKETS];
+  quay__pool_place classes[QUAY__POOL_CLASSES][QUAY__POOL_CLASS_DEPTH];
+  quay__pool_place buckets[QUAY__POOL_BUCKETS][QUAY__POOL_BUCKET_DEPTH];
+  uint64_t sizes[QUAY__POOL_BUCKETS][QUAY__POOL_BUCKET_DEPTH]; /* of what is in the buckets */
 } quay__pool_stock;
 
 typedef struct quay__pool_cache {
   _Alignas(64) quay__spin lock;
-  uint32_t hand;           /* which list is emptied next where there are too many bytes */
-  uint64_t bytes;          /* of the stock */
-  quay__pool_stock *stock; /* NULL: none yet */
+  uint32_t hand;                     /* which list is emptied next where there are too many bytes */
+  uint64_t bytes;                    /* of the stock, with what others have taken unnoticed */
+  uint64_t hits;                     /* allocations out of `recent` since the heap was last asked */
+  _Atomic(quay__pool_stock *) stock; /* NULL: none yet */
+  /* What is too large for the stock: as the thread freed it, not yet one with its neighbours. Any
+   * allocation that would take more memory, or more than ever was in use, gives it back first. */
+  _Alignas(64) quay__pool_place recent[QUAY__POOL_RECENT];
+  uint64_t recent_sizes[QUAY__POOL_RECENT];
 } quay__pool_cache;
+
+/* Extents taken out of `recent`. */
+typedef struct quay__pool_batch {
+  quay__extent *extents[QUAY__POOL_RECENT];
+  uint32_t count;
+} quay__pool_batch;
 
 typedef struct quay__pool {
   quay__pool_cache caches[QUAY__SHARD_COUNT - 1]; /* by quay__thread_shard() */
@@ -156,18 +181,92 @@ static inline bool quay__pool_is_current(quay__pool *pool, const quay__pool_regi
   return region->generation == atomic_load_explicit(&pool->generation, memory_order_acquire);
 }
 
+/* Sizes of the stock. */
+
+/* Below QUAY__POOL_CLASSES for tiny sizes that are rounded, whose granules are at most 64: exact up
+ * to 16, then eight to each doubling. */
+static inline uint32_t quay__pool_class_of(uint64_t granules) {
+  if (granules < 16)
+    return (uint32_t)granules - 1;
+  const uint32_t log2 = 63 - (uint32_t)__builtin_clzll(granules);
+  return 15 + (log2 - 4) * 8 + (uint32_t)(granules >> (log2 - 3) & 7);
+}
+
+/* The granules of a class. */
+static inline uint64_t quay__pool_granules_of(uint32_t number) {
+  return number < 15 ? number + 1 : (uint64_t)(8 + (number - 15) % 8) << ((number - 15) / 8 + 1);
+}
+
+static inline uint32_t quay__pool_bucket_of(uint64_t granules) {
+  return (uint32_t)(granules * UINT64_C(0x9e3779b97f4a7c15) >> 58);
+}
+
+/* A list of a stock, and the size of what is in place i: sizes[i], or `size` where that is NULL. */
+typedef struct quay__pool_list {
+  quay__pool_place *places;
+  atomic_uchar *count;
+  uint64_t *sizes;
+  uint64_t size;
+  uint32_t depth;
+} quay__pool_list;
+
+enum {
+  QUAY__POOL_LISTS = QUAY__POOL_CLASSES + QUAY__POOL_BUCKETS
+};
+
+static inline quay__pool_list quay__pool_list_numbered(const quay__pool *pool,
+                                                       quay__pool_stock *stock, uint32_t number) {
+  if (number < QUAY__POOL_CLASSES) {
+    return (quay__pool_list){.places = stock->classes[number],
+                             .count = &stock->class_count[number],
+                             .size = quay__pool_granules_of(number) << pool->granule_log2,
+                             .depth = QUAY__POOL_CLASS_DEPTH};
+  }
+  number -= QUAY__POOL_CLASSES;
+  return (quay__pool_list){.places = stock->buckets[number],
+                           .count = &stock->bucket_count[number],
+                           .sizes = stock->sizes[number],
+                           .depth = QUAY__POOL_BUCKET_DEPTH};
+}
+
+static inline uint32_t quay__pool_list_number(const quay__pool *pool, uint64_t size) {
+  const uint64_t granules = size >> pool->granule_log2;
+  return size <= QUAY__POOL_TINY_BYTES ? quay__pool_class_of(granules)
+                                       : QUAY__POOL_CLASSES + quay__pool_bucket_of(granules);
+}
+
 /* pool_cache.c */
 quay_status quay__pool_alloc(quay_allocator *allocator, const quay_alloc_request *request,
                              quay_raw_buffer *out_raw);
 void quay__pool_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                      size_t count);
+
+/* pool_stock.c */
+/* The calling thread's; NULL: it has none. */
+static inline quay__pool_cache *quay__pool_cache_of_thread(quay__pool *pool) {
+  const uint32_t shard = quay__thread_shard();
+  return shard < QUAY__SHARD_COUNT - 1 ? &pool->caches[shard] : NULL;
+}
 /* Gives what all threads keep back to the arenas. */
 void quay__pool_flush(quay__pool *pool);
+/* What all threads keep of large blocks alone. */
+void quay__pool_flush_recent(quay__pool *pool);
+/* Whether any thread keeps some. */
+bool quay__pool_has_recent(quay__pool *pool);
+/* Takes out what one keeps of large blocks. */
+void quay__pool_gather(quay__pool_cache *cache, quay__pool_batch *out_batch);
 void quay__pool_caches_destroy(quay__pool *pool);
+/* Sees to the thread's stock. Failing is no error: the thread goes without. */
+void quay__pool_make_stock(quay__pool *pool);
+/* Of the calling thread: makes room for one more extent of a size in its stock, and gives what has
+ * to go to the arenas. */
+void quay__pool_make_room(quay__pool *pool, quay__pool_cache *cache, uint64_t size);
 
 /* pool_heap.c */
-/* Takes up to `count` extents that are there, and gives their number. */
+/* Gives `own` back, takes up to `count` extents that are there, and gives their number. `hits`:
+ * allocations that did not come here since the last one. */
 uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want,
+                              const quay__pool_batch *own, uint64_t hits,
                               quay__extent **out_extents, uint32_t count);
 /* Gives extents back, each with the event in `user` or none. */
 void quay__pool_heap_give(quay__pool *pool, quay__extent *const *extents, uint32_t count);
@@ -209,8 +308,8 @@ quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
 uint64_t quay__pool_release_free(quay__pool *pool);
 /* The error of what would be above the limit. */
 quay_status quay__pool_fail_limit(const quay__pool *pool, uint64_t size);
-/* With the lock held: one allocation more, for which memory may be given back. */
-void quay__pool_earn(quay__pool *pool);
+/* With the lock held: so many allocations more, for which memory may be given back. */
+void quay__pool_earn(quay__pool *pool, uint64_t allocations);
 
 /* pool_poison.c: no operations unless quay__pool.poisons is set. */
 

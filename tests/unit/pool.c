@@ -159,6 +159,24 @@ Test(pool, every_alignment_is_honoured_in_fresh_and_in_recycled_memory) {
   quay_allocator_release(pool);
 }
 
+Test(pool, what_a_thread_keeps_is_handed_out_only_where_it_is_aligned) {
+  static const uint64_t sizes[] = {4096, 20000, 2 * MIB};
+  quay_allocator *const pool = open_spec("pool+cpu");
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    quay_raw_buffer raws[8];
+    const quay_alloc_options aligned = {.alignment = 256 * KIB};
+    for (size_t j = 0; j < 8; j++)
+      raws[j] = allocate(pool, sizes[i] + (j == 0 ? 4096 : 0)); /* what follows is shifted */
+    for (size_t j = 0; j < 8; j++)
+      quay_raw_buffer_free(&raws[j]);
+    CHECK_OK(quay_allocator_alloc(pool, sizes[i], &aligned, &raws[0]));
+    cr_assert_eq((uintptr_t)bytes_of(&raws[0]) % (256 * KIB), 0, "%llu bytes",
+                 (unsigned long long)sizes[i]);
+    quay_raw_buffer_free(&raws[0]);
+  }
+  quay_allocator_release(pool);
+}
+
 Test(pool, blocks_never_overlap) {
   enum {
     COUNT = 300,
@@ -463,13 +481,13 @@ static void *race(void *argument) {
   return NULL;
 }
 
-static void run_race(const char *spec) {
+static void run_race(const char *spec, void *(*race_of)(void *argument)) {
   quay_allocator *const pool = open_spec(spec);
   pthread_t threads[THREADS];
   static racing each[THREADS];
   for (size_t i = 0; i < THREADS; i++) {
     each[i] = (racing){.pool = pool, .seed = i + 1};
-    cr_assert_eq(pthread_create(&threads[i], NULL, race, &each[i]), 0);
+    cr_assert_eq(pthread_create(&threads[i], NULL, race_of, &each[i]), 0);
   }
   for (size_t i = 0; i < THREADS; i++) {
     pthread_join(threads[i], NULL);
@@ -488,15 +506,183 @@ static void run_race(const char *spec) {
 }
 
 Test(pool, threads_that_free_each_others_blocks_lose_nothing) {
-  run_race("pool+cpu");
+  run_race("pool+cpu", race);
 }
 
 Test(pool, threads_race_where_memory_is_given_back_all_the_time) {
-  run_race("pool:keep=tight+cpu");
+  run_race("pool:keep=tight+cpu", race);
 }
 
 Test(pool, threads_race_where_blocks_are_carved) {
-  run_race("pool+mmap:/tmp");
+  run_race("pool+mmap:/tmp", race);
+}
+
+/* Large blocks, of which a thread keeps what it freed last. */
+
+static const uint64_t large_sizes[] = {300 * KIB, MIB, MIB + 5, 3 * MIB};
+
+/* Both ends hold the address of the buffer. */
+static void sign(const quay_raw_buffer *raw) {
+  const uintptr_t mark = (uintptr_t)raw;
+  memcpy(bytes_of(raw), &mark, sizeof mark);
+  memcpy(bytes_of(raw) + raw->size - sizeof mark, &mark, sizeof mark);
+}
+
+static bool is_signed(const quay_raw_buffer *raw) {
+  const uintptr_t mark = (uintptr_t)raw;
+  const unsigned char *const bytes = bytes_of(raw);
+  return memcmp(bytes, &mark, sizeof mark) == 0 &&
+         memcmp(bytes + raw->size - sizeof mark, &mark, sizeof mark) == 0;
+}
+
+static void *race_with_large_blocks(void *argument) {
+  racing *const own = argument;
+  uint64_t random = own->seed;
+  for (int step = 0; step < 500; step++) {
+    quay_raw_buffer *const raw = calloc(1, sizeof *raw);
+    *raw = allocate(own->pool, large_sizes[quay_test_random(&random) % 4]);
+    sign(raw);
+    quay_raw_buffer *other = raw;
+    if (quay_test_random(&random) % 4 == 0)
+      other = atomic_exchange(&shared[quay_test_random(&random) % 8], raw);
+    if (other != NULL) {
+      if (!is_signed(other))
+        atomic_store(&own->failed, true);
+      quay_raw_buffer_free(other);
+      free(other);
+    }
+    if (step % 250 == 0)
+      CHECK_OK(quay_allocator_trim(own->pool, NULL));
+    if (step % 50 == 0)
+      (void)stats_of(own->pool);
+  }
+  return NULL;
+}
+
+Test(pool, threads_that_free_large_blocks_of_each_other_lose_nothing) {
+  run_race("pool+cpu", race_with_large_blocks);
+}
+
+Test(pool, threads_race_with_large_blocks_where_there_is_little_room) {
+  run_race("pool:max=40MiB,keep=tight+cpu", race_with_large_blocks);
+}
+
+/* Runs in a thread of its own, which has ended on return. */
+static void in_another_thread(void *(*function)(void *argument), void *argument) {
+  pthread_t thread;
+  cr_assert_eq(pthread_create(&thread, NULL, function, argument), 0);
+  cr_assert_eq(pthread_join(thread, NULL), 0);
+}
+
+static quay_raw_buffer elsewhere;
+
+static void *take_elsewhere(void *pool) {
+  elsewhere = allocate(pool, MIB);
+  return NULL;
+}
+
+static void *take_and_free_large(void *pool) {
+  quay_raw_buffer raws[6];
+  for (size_t i = 0; i < 6; i++)
+    raws[i] = allocate(pool, 3 * MIB);
+  for (size_t i = 0; i < 6; i++)
+    quay_raw_buffer_free(&raws[i]);
+  return NULL;
+}
+
+static void *free_elsewhere(void *argument) {
+  (void)argument;
+  quay_raw_buffer_free(&elsewhere);
+  return NULL;
+}
+
+Test(pool, what_another_thread_freed_last_is_used_before_there_is_more_memory) {
+  quay_allocator *const pool = open_spec("pool+cpu");
+  quay_raw_buffer whole = allocate(pool, 50 * MIB); /* so that the peak stays what it is */
+  quay_raw_buffer_free(&whole);
+  CHECK_OK(quay_allocator_trim(pool, NULL));
+  in_another_thread(take_and_free_large, pool);
+  whole = allocate(pool, 18 * MIB);
+  cr_assert_eq(stats_of(pool).reserved_bytes, 18 * MIB);
+  quay_raw_buffer_free(&whole);
+  quay_allocator_release(pool);
+}
+
+Test(pool, what_another_thread_freed_last_is_trimmed) {
+  quay_allocator *const pool = open_spec("pool+cpu");
+  in_another_thread(take_and_free_large, pool);
+  CHECK_OK(quay_allocator_trim(pool, NULL));
+  cr_assert_eq(stats_of(pool).reserved_bytes, 0);
+  quay_allocator_release(pool);
+}
+
+Test(pool, what_threads_freed_last_is_told_as_one_free_block) {
+  quay_allocator *const pool = open_spec("pool+cpu");
+  in_another_thread(take_and_free_large, pool);
+  cr_assert_eq(stats_of(pool).largest_free_bytes, 18 * MIB);
+  quay_allocator_release(pool);
+}
+
+Test(pool, more_large_blocks_than_a_thread_keeps_become_one) {
+  enum {
+    COUNT = 30
+  };
+  quay_allocator *const pool = open_spec("pool+cpu");
+  quay_raw_buffer raws[COUNT];
+  for (size_t i = 0; i < COUNT; i++)
+    raws[i] = allocate(pool, (1 + i % 3) * MIB);
+  for (size_t i = 0; i < COUNT; i++)
+    quay_raw_buffer_free(&raws[i]);
+  quay_raw_buffer whole = allocate(pool, 60 * MIB);
+  cr_assert_eq(stats_of(pool).reserved_bytes, 60 * MIB);
+  quay_raw_buffer_free(&whole);
+  quay_allocator_release(pool);
+}
+
+/* Each of the others is of a size of its own, so that nothing else fits as well. */
+Test(pool, a_block_of_its_size_comes_back_though_others_were_freed_since) {
+  static const uint64_t kept[] = {2 * MIB, 3 * MIB, 5 * MIB, 7 * MIB};
+  quay_allocator *const pool = open_spec("pool+cpu");
+  quay_raw_buffer raws[4];
+  unsigned char *places[4];
+  for (int round = 0; round < 3; round++) {
+    for (size_t i = 0; i < 4; i++) {
+      raws[i] = allocate(pool, kept[i]);
+      if (round > 0)
+        cr_assert_eq(bytes_of(&raws[i]), places[i], "block %zu", i);
+      places[i] = bytes_of(&raws[i]);
+    }
+    for (size_t i = 4; i-- > 0;)
+      quay_raw_buffer_free(&raws[i]);
+  }
+  quay_allocator_release(pool);
+}
+
+/* The most that was ever live must be seen though neither thread's own bytes say so: what one of
+ * them keeps may not count as in use when the other one asks for more. */
+Test(pool, the_peak_is_told_of_blocks_that_threads_take_of_what_they_keep) {
+  quay_allocator *const pool = open_spec("pool+mmap:/tmp"); /* a block of 2 MiB, half of it used */
+  quay_raw_buffer own = allocate(pool, MIB);
+  quay_raw_buffer_free(&own);
+  cr_assert_eq(stats_of(pool).peak_bytes, MIB);
+  own = allocate(pool, MIB);
+  quay_raw_buffer_free(&own);
+  in_another_thread(take_elsewhere, pool);
+  own = allocate(pool, MIB);
+  quay_raw_buffer_free(&own);
+  in_another_thread(free_elsewhere, NULL);
+  cr_assert_eq(stats_of(pool).peak_bytes, 2 * MIB);
+  quay_allocator_release(pool);
+}
+
+Test(pool, the_peak_is_told_of_a_block_that_asks_for_more_of_the_same_memory) {
+  quay_allocator *const pool = open_spec("pool+cpu");
+  quay_raw_buffer raw = allocate(pool, 2 * MIB - 100);
+  quay_raw_buffer_free(&raw);
+  raw = allocate(pool, 2 * MIB);
+  quay_raw_buffer_free(&raw);
+  cr_assert_eq(stats_of(pool).peak_bytes, 2 * MIB);
+  quay_allocator_release(pool);
 }
 
 static void *take_and_free(void *argument) {
