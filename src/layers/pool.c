@@ -29,14 +29,7 @@ static void destroy_regions(quay__pool *pool) {
   }
 }
 
-static void destroy_events(quay__pool *pool) {
-  for (uint32_t i = 0; i < pool->stream_count; i++)
-    quay__event_release_later(pool->streams[i].latest, &pool->dead);
-  quay__pool_bury(pool);
-}
-
 static void destroy(quay__pool *pool) {
-  destroy_events(pool);
   for (uint32_t i = 0; i < QUAY__POOL_ARENAS; i++)
     quay__offsets_destroy(&pool->arenas[i]);
   quay__pool_caches_destroy(pool);
@@ -51,6 +44,7 @@ static void pool_destroy(void *self) {
   quay__pool *const pool = self;
   quay__pool_flush(pool);
   quay__pool_wait(pool);
+  quay__pool_drop_events(pool);
   destroy_regions(pool);
   destroy(pool);
 }

@@ -299,6 +299,9 @@ bool quay__pool_join(quay__extent *kept, quay__extent *gone, void *user);
 void quay__pool_wait(quay__pool *pool);
 /* With the lock held: bytes that are not ready. */
 uint64_t quay__pool_pending_bytes(const quay__pool *pool);
+/* Of a pool that ends: lets go of all events. Those that could not be waited for, as when the
+ * process ends, are still in their extents. */
+void quay__pool_drop_events(quay__pool *pool);
 /* Ends events where the backend may be called. */
 void quay__pool_bury(quay__pool *pool);
 

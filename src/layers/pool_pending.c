@@ -241,6 +241,30 @@ static bool ask_held(quay__pool *pool, bool wait) {
   return any;
 }
 
+/* With the lock held. */
+static void drop_slot(quay__pool *pool, uint32_t slot) {
+  for (uint32_t i = 0; i < QUAY__POOL_ARENAS; i++) {
+    quay__extent *each = quay__offsets_largest(&pool->arenas[i], QUAY__POOL_STREAMS + slot);
+    for (; each != NULL; each = quay__offsets_next_smaller(&pool->arenas[i], each)) {
+      quay__event_release_later(each->user, &pool->dead);
+      each->user = NULL;
+    }
+  }
+}
+
+void quay__pool_drop_events(quay__pool *pool) {
+  quay__lock_acquire(&pool->lock);
+  for (uint32_t slot = 0; slot < pool->stream_count; slot++) {
+    drop_slot(pool, slot);
+    quay__event_release_later(pool->streams[slot].latest, &pool->dead);
+    pool->streams[slot].latest = NULL;
+  }
+  for (; pool->held != NULL; pool->held = pool->held->previous)
+    drop_events(pool, pool->held);
+  quay__lock_release(&pool->lock);
+  quay__pool_bury(pool);
+}
+
 bool quay__pool_poll(quay__pool *pool, const quay__pool_want *want) {
   if (!pool->has_streams)
     return false;

@@ -266,6 +266,44 @@ Test(cuda_exit, a_handler_that_was_registered_before_the_start_calls_nothing_of_
   cr_assert(exits_well(registers_before_the_start));
 }
 
+/* Memory of a pool that a stream still works on, with the events that say so. */
+static void release_a_pool_after_the_driver_ended(void) {
+  const uint64_t calls = raw.control->calls(NULL);
+  quay_buffer_release(held.plain); /* two streams */
+  quay_buffer_release(held.ordered);
+  quay_stream_release(held.stream);
+  quay_allocator_release(held.allocator);
+  memset(&held, 0, sizeof held); /* so that what is left is a leak */
+  if (!HOLDS(raw.control->calls(NULL) == calls))
+    _exit(1);
+}
+
+static bool use_on(quay_stream *stream, quay_buffer *buffer) {
+  quay_access access;
+  return HOLDS(quay_access_begin(stream, &(quay_use){buffer, QUAY_READ}, 1, &access) == QUAY_OK) &&
+         HOLDS(quay_access_end(&access) == QUAY_OK);
+}
+
+static bool works_on_memory_of_a_pool(void) {
+  quay_stream *second = NULL;
+  if (!HOLDS(atexit(release_a_pool_after_the_driver_ended) == 0) ||
+      !HOLDS(quay_allocator_open("pool+cuda:0", &held.allocator) == QUAY_OK))
+    return false;
+  quay_device *const device = quay_allocator_device(held.allocator);
+  if (!HOLDS(quay_stream_create(device, NULL, &held.stream) == QUAY_OK) ||
+      !HOLDS(quay_stream_create(device, NULL, &second) == QUAY_OK))
+    return false;
+  const bool good = make(NULL, &held.plain) && make(NULL, &held.ordered) &&
+                    use_on(held.stream, held.plain) && use_on(second, held.plain) &&
+                    use_on(held.stream, held.ordered);
+  quay_stream_release(second);
+  return good;
+}
+
+Test(cuda_exit, a_pool_that_is_released_after_the_driver_ended_leaves_nothing_behind) {
+  cr_assert(exits_well(works_on_memory_of_a_pool));
+}
+
 static atomic_uint copies;
 
 static quay_buffer *windows[3];
