@@ -179,17 +179,41 @@ static void raw_alloc_free_async(void *self, uint64_t calls) {
   }
 }
 
-static void run_alloc(calls_on *c, const char *what, bool ordered, uint64_t calls) {
+static void run_alloc(calls_on *c, const char *what, bool ordered) {
   char name[64];
   snprintf(name, sizeof name, "%s, %llu KiB", what, (unsigned long long)(c->size / KIB));
   const bench_case one = {
       .group = "alloc",
       .name = name,
-      .calls = settings.smoke ? 2 : calls,
+      .calls = settings.smoke ? 2 : 50,
       .ways = {{.name = "quay", .run = quay_alloc_free, .self = c},
                {.name = "cuMemAlloc", .run = raw_alloc_free, .self = c},
                {.name = "cuMemAllocAsync", .run = raw_alloc_free_async, .self = c}},
       .yardsticks = ordered ? 1u << 2 : 1u << 1,
+  };
+  bench_run(&one);
+}
+
+static void wait_for_raw_stream(void *self) {
+  CU_MUST(cu->cuStreamSynchronize(((const calls_on *)self)->raw_stream));
+}
+
+/* What a pool hands out again, beside the driver's own pool: enough calls in a row that both are at
+ * it, as in a program that does nothing else. */
+static void run_hit(calls_on *c, const char *what, double floor) {
+  char name[96];
+  snprintf(name, sizeof name, "%s, %llu KiB", what, (unsigned long long)(c->size / KIB));
+  const bench_case one = {
+      .group = "alloc",
+      .name = name,
+      .calls = settings.smoke ? 2 : 500,
+      .ways = {{.name = "quay", .run = quay_alloc_free, .self = c},
+               {.name = "cuMemAllocAsync",
+                .run = raw_alloc_free_async,
+                .after = wait_for_raw_stream,
+                .self = c}},
+      .yardsticks = 1u << 1,
+      .floor = floor,
   };
   bench_run(&one);
 }
@@ -201,7 +225,13 @@ static void run_pool(uint64_t size) {
     return;
   }
   CU_MUST(cu->cuStreamCreate(&c.raw_stream, CU_STREAM_NON_BLOCKING));
-  run_alloc(&c, "pool", true, 100);
+  MUST(quay_stream_create(quay_allocator_device(c.gpu), NULL, &c.streams[0]));
+  run_hit(&c, "pool", 1.0 / 20);
+  c.options.stream = c.streams[0];
+  run_hit(&c, "pool, on a stream", 1.0 / 20);
+  REQUIRE(quay_stream_native(c.streams[0]) != 0); /* from here on it may capture a graph */
+  run_hit(&c, "pool, on a stream whose handle is known", 0);
+  quay_stream_release(c.streams[0]);
   CU_MUST(cu->cuStreamDestroy_v2(c.raw_stream));
   quay_allocator_release(c.gpu);
 }
@@ -213,9 +243,9 @@ void bench_alloc(void) {
   for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
     c.size = settings.smoke ? 4096 : sizes[i];
     c.options = (quay_alloc_options){.stream = NULL};
-    run_alloc(&c, "alloc and free", false, 50);
+    run_alloc(&c, "alloc and free", false);
     c.options.stream = c.streams[0];
-    run_alloc(&c, "alloc and free, stream-ordered", true, 50);
+    run_alloc(&c, "alloc and free, stream-ordered", true);
     run_pool(c.size);
   }
   end_calls(&c);
