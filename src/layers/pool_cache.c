@@ -221,6 +221,8 @@ QUAY__ALWAYS static inline bool cache_put(quay__pool *pool, quay__extent *extent
   if (cache == NULL)
     return false;
   if (!is_small(pool, extent->size)) {
+    if (atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
+      return false;
     put_recent(pool, cache, extent);
     return true;
   }

@@ -539,6 +539,23 @@ static quay_status grow_once(quay__pool *pool, const quay__pool_want *want,
   return QUAY_OK;
 }
 
+/* Meanwhile threads keep nothing that is large. */
+static quay_status scrape(quay__pool *pool, const quay__pool_want *want,
+                          quay__extent **out_extent) {
+  const quay__pool_batch none = {.count = 0};
+  uint64_t bytes = 0;
+  quay__pool_flush(pool);
+  quay__pool_wait(pool);
+  if (quay__pool_heap_take(pool, want, &none, 0, out_extent, 1) == 1)
+    return QUAY_OK;
+  (void)quay__pool_release_free(pool);
+  quay__error_shield();
+  if (pool->inner->vtable.trim(pool->inner, &bytes) != QUAY_OK)
+    bytes = 0; /* what follows fails by itself */
+  quay__error_unshield();
+  return grow_once(pool, want, out_extent);
+}
+
 /* The first failure is not the program's to see. */
 quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
                             quay__extent **out_extent) {
@@ -549,16 +566,8 @@ quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
     return QUAY_OK;
   if (!is_out_of_memory(status))
     return grow_once(pool, want, out_extent);
-  uint64_t bytes = 0;
-  quay__pool_flush(pool);
-  quay__pool_wait(pool);
-  const quay__pool_batch none = {.count = 0};
-  if (quay__pool_heap_take(pool, want, &none, 0, out_extent, 1) == 1)
-    return QUAY_OK;
-  (void)quay__pool_release_free(pool);
-  quay__error_shield();
-  if (pool->inner->vtable.trim(pool->inner, &bytes) != QUAY_OK)
-    bytes = 0; /* what follows fails by itself */
-  quay__error_unshield();
-  return grow_once(pool, want, out_extent) == QUAY_OK ? QUAY_OK : fail_exhausted(pool, want);
+  atomic_fetch_add_explicit(&pool->starving, 1, memory_order_seq_cst);
+  const bool found = scrape(pool, want, out_extent) == QUAY_OK;
+  atomic_fetch_sub_explicit(&pool->starving, 1, memory_order_relaxed);
+  return found ? QUAY_OK : fail_exhausted(pool, want);
 }

@@ -127,13 +127,16 @@ typedef struct quay__pool {
   quay_allocator *inner;                          /* the layer retains it */
   quay_allocator *allocator;                      /* the layer itself; not retained */
   atomic_uint_fast64_t generation;                /* of the device when it was looked at last */
-  uint64_t cache_bytes;                           /* of each thread */
-  uint64_t alignment;                             /* of regions: larger ones are direct */
-  uint64_t page;                                  /* PAGES: bytes that are committed at least */
-  uint64_t reserve_bytes;                         /* PAGES: of a region */
-  uint64_t block_bytes;  /* of a block, or a commit; 0: by what is taken so far */
-  uint64_t max_bytes;    /* UINT64_MAX: no limit */
-  uint64_t device_bytes; /* memory of the device; UINT64_MAX: it does not tell */
+  /* Allocations that find no memory: meanwhile threads keep nothing large. In the child of a fork
+   * one may stay counted, which costs it the keeping alone. */
+  atomic_uint starving;
+  uint64_t cache_bytes;   /* of each thread */
+  uint64_t alignment;     /* of regions: larger ones are direct */
+  uint64_t page;          /* PAGES: bytes that are committed at least */
+  uint64_t reserve_bytes; /* PAGES: of a region */
+  uint64_t block_bytes;   /* of a block, or a commit; 0: by what is taken so far */
+  uint64_t max_bytes;     /* UINT64_MAX: no limit */
+  uint64_t device_bytes;  /* memory of the device; UINT64_MAX: it does not tell */
   quay__pool_mode mode;
   uint32_t granule_log2; /* of every size: the allocator's alignment */
   bool has_streams;

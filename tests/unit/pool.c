@@ -564,7 +564,7 @@ Test(pool, threads_that_free_large_blocks_of_each_other_lose_nothing) {
 }
 
 Test(pool, threads_race_with_large_blocks_where_there_is_little_room) {
-  run_race("pool:max=40MiB,keep=tight+cpu", race_with_large_blocks);
+  run_race("pool:max=50MiB,keep=tight+cpu", race_with_large_blocks);
 }
 
 /* Runs in a thread of its own, which has ended on return. */
