@@ -1,0 +1,372 @@
+/* Reading a file that is not in the page cache into memory: Quay by default and with direct I/O,
+ * beside pread, readahead and io_uring with any number of threads. All ways are tried a few times;
+ * the fastest of each kind then take turns with Quay. Every byte is checked after every reading,
+ * and before it that the page cache has none of them. By the public interface alone.
+ *
+ *   bench_cold [--directory DIRECTORY] [--size MIB] [--tries N] [--rounds N] [--list]
+ *              [--only TEXT] */
+#include "cold.h"
+
+#include <fcntl.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+  WAYS_MAX = 160,
+  RUNS_MAX = 99,
+  FINALISTS = 2 /* of a kind */
+};
+
+typedef struct entry {
+  cold_way way;
+  double seconds[RUNS_MAX];
+  int runs;
+  bool finalist;
+} entry;
+
+typedef struct settings {
+  const char *directory;
+  uint64_t size;
+  int tries, rounds;
+  bool list;
+  const char *only; /* ways whose names have it, and Quay; NULL: all */
+} settings;
+
+typedef struct bench {
+  settings set;
+  cold_file file;
+  char path[4096];
+  int descriptor;
+  entry entries[WAYS_MAX];
+  size_t count;
+} bench;
+
+static char remove_path[4096]; /* of a file that goes whatever happens; "" for none */
+
+void cold_fail(const char *what) {
+  fprintf(stderr, "bench_cold: %s: failed\n", what);
+  if (remove_path[0] != '\0')
+    (void)unlink(remove_path);
+  exit(1);
+}
+
+double cold_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* The file. Its bytes are a function of their place (the finaliser of SplitMix64), so that they
+ * need not be kept. */
+static uint64_t word_at(uint64_t index) {
+  uint64_t z = (index + 1) * UINT64_C(0x9e3779b97f4a7c15);
+  z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+  z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+  return z ^ (z >> 31);
+}
+
+static void fill(void *memory, uint64_t size) {
+  uint64_t *words = memory;
+  for (uint64_t i = 0; i < size / sizeof *words; i++)
+    words[i] = word_at(i);
+}
+
+static bool is_right(const void *memory, uint64_t size) {
+  const uint64_t *words = memory;
+  uint64_t wrong = 0;
+  for (uint64_t i = 0; i < size / sizeof *words; i++)
+    wrong |= words[i] ^ word_at(i);
+  return wrong == 0;
+}
+
+static void make_file(bench *all) {
+  snprintf(all->path, sizeof all->path, "%s/quay-bench-cold-XXXXXX", all->set.directory);
+  all->descriptor = mkstemp(all->path);
+  if (all->descriptor < 0)
+    cold_fail("making a file in the directory");
+  memcpy(remove_path, all->path, sizeof remove_path);
+  for (uint64_t at = 0; at < all->file.size;) {
+    const ssize_t got =
+        pwrite(all->descriptor, all->file.memory + at, all->file.size - at, (off_t)at);
+    if (got <= 0)
+      cold_fail("writing the file");
+    at += (uint64_t)got;
+  }
+  /* Not open for writing any more when it is read: Quay reads such files in another way. */
+  if (fsync(all->descriptor) != 0 || close(all->descriptor) != 0)
+    cold_fail("writing the file");
+  all->descriptor = open(all->path, O_RDONLY | O_CLOEXEC);
+  if (all->descriptor < 0)
+    cold_fail("opening the file");
+}
+
+/* Bytes of the file that are in the page cache. */
+static uint64_t cached_bytes(const bench *all) {
+  const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+  const uint64_t pages = (all->file.size + page - 1) / page;
+  unsigned char *resident = malloc(pages);
+  void *mapped = mmap(NULL, all->file.size, PROT_READ, MAP_SHARED, all->descriptor, 0);
+  if (resident == NULL || mapped == MAP_FAILED || mincore(mapped, all->file.size, resident) != 0)
+    cold_fail("asking what is in the page cache");
+  uint64_t count = 0;
+  for (uint64_t i = 0; i < pages; i++)
+    count += resident[i] & 1;
+  munmap(mapped, all->file.size);
+  free(resident);
+  return count * page;
+}
+
+/* Pages that another processor has only just added may stay at first. */
+static void drop_pages(const bench *all) {
+  for (int i = 0; i < 100; i++) {
+    if (posix_fadvise(all->descriptor, 0, 0, POSIX_FADV_DONTNEED) != 0)
+      break;
+    if (cached_bytes(all) == 0)
+      return;
+    usleep(10000);
+  }
+  cold_fail("taking the file out of the page cache (memory file systems are nothing else)");
+}
+
+static void open_all(bench *all) {
+  all->file.size = all->set.size;
+  if (quay_allocator_open("cpu:hugepages=on", &all->file.cpu) != QUAY_OK ||
+      quay_buffer_create(all->file.cpu, QUAY_U8, 1, (int64_t[]){(int64_t)all->file.size}, NULL,
+                         &all->file.destination) != QUAY_OK ||
+      quay_buffer_host_bytes_mut(all->file.destination, (void **)&all->file.memory, NULL) !=
+          QUAY_OK)
+    cold_fail(quay_last_error()->message);
+  fill(all->file.memory, all->file.size);
+  make_file(all);
+  all->file.path = all->path;
+}
+
+static void close_all(const bench *all) {
+  close(all->descriptor);
+  (void)unlink(all->path);
+  quay_buffer_release(all->file.destination);
+  quay_allocator_release(all->file.cpu);
+}
+
+/* The ways. */
+
+static void add(bench *all, cold_way way) {
+  char name[96];
+  cold_name(&way, name, sizeof name);
+  const bool wanted = all->set.only == NULL || strstr(name, all->set.only) != NULL ||
+                      way.kind == COLD_QUAY || way.kind == COLD_QUAY_DIRECT;
+  if (wanted && all->count < WAYS_MAX)
+    all->entries[all->count++] = (entry){.way = way};
+}
+
+static void add_threads(bench *all, cold_way way) {
+  static const uint32_t threads[] = {1, 2, 4, 8, 16};
+  static const uint64_t chunks[] = {512 * KIB, 4 * MIB};
+  for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
+    for (size_t j = 0; j < sizeof chunks / sizeof chunks[0]; j++) {
+      way.threads = threads[i];
+      way.chunk = chunks[j];
+      way.parts = false;
+      add(all, way);
+      way.parts = way.threads > 1 && way.ahead == 0;
+      if (way.parts)
+        add(all, way);
+      way.own = way.parts && way.advice == POSIX_FADV_NORMAL && way.kind == COLD_BUFFERED;
+      if (way.own)
+        add(all, way);
+      way.own = false;
+    }
+  }
+}
+
+static void add_all(bench *all) {
+  static const int advices[] = {POSIX_FADV_NORMAL, POSIX_FADV_SEQUENTIAL, POSIX_FADV_WILLNEED};
+  add(all, (cold_way){.kind = COLD_QUAY});
+  add(all, (cold_way){.kind = COLD_QUAY_DIRECT});
+  for (size_t i = 0; i < sizeof advices / sizeof advices[0]; i++)
+    add_threads(all, (cold_way){.kind = COLD_BUFFERED, .advice = advices[i]});
+  add_threads(all, (cold_way){.kind = COLD_DIRECT});
+  add_threads(all, (cold_way){.kind = COLD_AHEAD, .ahead = 16 * MIB});
+  add_threads(all, (cold_way){.kind = COLD_AHEAD, .ahead = 64 * MIB});
+#ifdef COLD_HAS_URING
+  for (uint32_t depth = 4; depth <= 64; depth *= 4) {
+    for (uint64_t chunk = 256 * KIB; chunk <= 4 * MIB; chunk *= 4) {
+      add(all, (cold_way){.kind = COLD_URING, .threads = depth, .chunk = chunk});
+      add(all, (cold_way){.kind = COLD_URING_DIRECT, .threads = depth, .chunk = chunk});
+    }
+  }
+#endif
+}
+
+static bool is_quay(const entry *one) {
+  return one->way.kind == COLD_QUAY || one->way.kind == COLD_QUAY_DIRECT;
+}
+
+/* Measuring. */
+
+static int by_value(const void *a, const void *b) {
+  const double left = *(const double *)a, right = *(const double *)b;
+  return (left > right) - (left < right);
+}
+
+static double gbps(const bench *all, const entry *one) {
+  double sorted[RUNS_MAX];
+  memcpy(sorted, one->seconds, sizeof sorted);
+  qsort(sorted, (size_t)one->runs, sizeof sorted[0], by_value);
+  return one->runs == 0 ? 0 : (double)all->set.size / sorted[one->runs / 2] * 1e-9;
+}
+
+static void run_once(const bench *all, entry *one) {
+  memset(all->file.memory, 0xa5, all->file.size);
+  drop_pages(all);
+  const double seconds = cold_read(&all->file, &one->way);
+  if (!is_right(all->file.memory, all->file.size)) {
+    char name[96];
+    cold_name(&one->way, name, sizeof name);
+    fprintf(stderr, "bench_cold: %s read wrong bytes\n", name);
+    cold_fail("checking");
+  }
+  one->seconds[one->runs++] = seconds;
+}
+
+static void run_rounds(bench *all, int rounds, bool all_ways) {
+  for (size_t i = 0; i < all->count; i++)
+    all->entries[i].runs = 0;
+  for (int round = 0; round < rounds; round++) {
+    for (size_t i = 0; i < all->count; i++) {
+      if (all_ways || all->entries[i].finalist)
+        run_once(all, &all->entries[i]);
+    }
+  }
+}
+
+static entry *best_of(bench *all, cold_kind kind, bool among_finalists) {
+  entry *best = NULL;
+  for (size_t i = 0; i < all->count; i++) {
+    entry *one = &all->entries[i];
+    if (one->way.kind == kind && one->finalist == among_finalists &&
+        (best == NULL || gbps(all, one) > gbps(all, best)))
+      best = one;
+  }
+  return best;
+}
+
+static void choose_finalists(bench *all) {
+  for (cold_kind kind = 0; kind < COLD_KINDS; kind++) {
+    for (int i = 0; i < FINALISTS; i++) {
+      entry *best = best_of(all, kind, false);
+      if (best != NULL)
+        best->finalist = true;
+    }
+  }
+}
+
+static void print_rates(const bench *all, bool all_ways) {
+  for (size_t i = 0; i < all->count; i++) {
+    const entry *one = &all->entries[i];
+    if (!all_ways && !one->finalist)
+      continue;
+    char name[96];
+    cold_name(&one->way, name, sizeof name);
+    printf("  %-48s %6.2f GB/s\n", name, gbps(all, one));
+  }
+}
+
+/* The median over the rounds of how much faster `one` was in the same round. */
+static double ratio(const entry *one, const entry *other) {
+  double ratios[RUNS_MAX];
+  for (int i = 0; i < one->runs; i++)
+    ratios[i] = other->seconds[i] / one->seconds[i];
+  qsort(ratios, (size_t)one->runs, sizeof ratios[0], by_value);
+  return ratios[one->runs / 2];
+}
+
+static void print_ratios(bench *all) {
+  static const struct {
+    cold_kind kind;
+    const char *name;
+  } others[] = {{COLD_BUFFERED, "pread"},
+                {COLD_AHEAD, "pread behind readahead"},
+                {COLD_DIRECT, "direct pread"},
+                {COLD_URING, "io_uring"},
+                {COLD_URING_DIRECT, "direct io_uring"}};
+  for (size_t i = 0; i < all->count; i++) {
+    const entry *quay = &all->entries[i];
+    if (!is_quay(quay))
+      continue;
+    char name[96];
+    cold_name(&quay->way, name, sizeof name);
+    for (size_t j = 0; j < sizeof others / sizeof others[0]; j++) {
+      const entry *best = best_of(all, others[j].kind, true);
+      if (best != NULL)
+        printf("%s to the best %s: %.3f, by rounds %.3f\n", name, others[j].name,
+               gbps(all, quay) / gbps(all, best), ratio(quay, best));
+    }
+  }
+}
+
+static settings parse(int argc, char **argv) {
+  const char *directory = getenv("QUAY_BENCH_DIRECTORY");
+  settings set = {.directory = directory != NULL && directory[0] != '\0' ? directory : "/tmp",
+                  .size = 512 * MIB,
+                  .tries = 3,
+                  .rounds = 9};
+  if (getenv("QUAY_BENCH_SMOKE") != NULL) {
+    set.size = 9 * MIB;
+    set.tries = set.rounds = 1;
+  }
+  static const struct option options[] = {{"directory", required_argument, NULL, 'd'},
+                                          {"size", required_argument, NULL, 's'},
+                                          {"tries", required_argument, NULL, 't'},
+                                          {"rounds", required_argument, NULL, 'r'},
+                                          {"list", no_argument, NULL, 'l'},
+                                          {"only", required_argument, NULL, 'o'},
+                                          {0}};
+  for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+    if (option == 'd')
+      set.directory = optarg;
+    if (option == 's')
+      set.size = strtoull(optarg, NULL, 10) * MIB;
+    if (option == 't')
+      set.tries = (int)strtol(optarg, NULL, 10);
+    if (option == 'r')
+      set.rounds = (int)strtol(optarg, NULL, 10);
+    if (option == 'l')
+      set.list = true;
+    if (option == 'o')
+      set.only = optarg;
+    if (option == '?')
+      exit(2);
+  }
+  if (set.size == 0 || set.tries < 1 || set.tries > RUNS_MAX || set.rounds < 1 ||
+      set.rounds > RUNS_MAX || optind != argc) {
+    fprintf(stderr, "bench_cold: --size, --tries and --rounds take numbers above 0, the latter two "
+                    "at most 99\n");
+    exit(2);
+  }
+  return set;
+}
+
+int main(int argc, char **argv) {
+  static bench all;
+  all.set = parse(argc, argv);
+  open_all(&all);
+  add_all(&all);
+  run_rounds(&all, all.set.tries, true);
+  printf("%s, %llu MiB, cold; %zu ways, medians of %d\n", all.set.directory,
+         (unsigned long long)(all.set.size / MIB), all.count, all.set.tries);
+  if (all.set.list)
+    print_rates(&all, true);
+  choose_finalists(&all);
+  run_rounds(&all, all.set.rounds, false);
+  printf("the fastest of each kind in turns, medians of %d\n", all.set.rounds);
+  print_rates(&all, false);
+  print_ratios(&all);
+  close_all(&all);
+  return quay_shutdown() == QUAY_OK ? 0 : 1;
+}
