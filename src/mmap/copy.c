@@ -6,6 +6,7 @@
  * pwrite grows again by that write; and where a sandbox forbids calls on the process's own memory,
  * pages are populated and then touched, which a truncation in between turns into SIGBUS. */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -35,6 +36,10 @@
 /* From here on reads of what is in the page cache are worth read.c's preparations. */
 #define CACHED_MIN ((uint64_t)8 << 20)
 
+/* What each thread reads in turn of a range that is not in the page cache: the kernel's read-ahead
+ * takes several readers of one descriptor for one only if they stay close together. */
+#define COLD_PIECE ((uint64_t)1 << 20)
+
 /* Below, direct I/O costs more than the page cache. */
 #define DIRECT_MIN ((uint64_t)64 << 10)
 
@@ -51,6 +56,7 @@ typedef struct transfer {
   const quay__mapping *other; /* that `memory` lies in; NULL: it can't be truncated */
   move_function move;
   bool write; /* to the file */
+  bool cold;  /* most of it has to come from the disk */
   uint64_t offset;
   unsigned char *memory;
   uint64_t size;
@@ -301,7 +307,7 @@ static uint64_t piece_of(uint64_t size, uint32_t threads) {
 }
 
 static quay_status transfer_in_pieces(transfer *job, uint32_t threads) {
-  const uint64_t piece = piece_of(job->size, threads);
+  const uint64_t piece = job->cold ? COLD_PIECE : piece_of(job->size, threads);
   job->piece = piece;
   job->head = head_of(job);
   const uint64_t body = job->size - quay__min(job->head, job->size);
@@ -334,7 +340,13 @@ static quay_status transfer_run(transfer *job) {
   /* Those that pwrite wait for each other in the kernel, and plain copies split themselves. */
   const bool splits =
       job->move != quay__mmap_write_file && job->move != read_plain && job->move != write_plain;
-  QUAY_TRY(splits && large ? transfer_in_pieces(job, threads) : transfer_range(job, 0, job->size));
+  if (job->cold)
+    (void)quay__os_fadvise(job->mapping->file, POSIX_FADV_SEQUENTIAL);
+  const quay_status status =
+      splits && large ? transfer_in_pieces(job, threads) : transfer_range(job, 0, job->size);
+  if (job->cold)
+    (void)quay__os_fadvise(job->mapping->file, POSIX_FADV_NORMAL);
+  QUAY_TRY(status);
   if (job->other != NULL)
     QUAY_TRY(quay__mapping_check_size(job->other));
   return quay__mapping_check_size(job->mapping);
@@ -349,8 +361,10 @@ static quay_status read_into(const quay__mapping *mapping, uint64_t offset, void
                   .memory = memory,
                   .size = size};
   /* Memory that may be taken away is for the kernel to write to. */
-  if (other == NULL && size >= CACHED_MIN && quay__mmap_reads_cached(mapping))
-    job.move = read_large;
+  if (other == NULL && size >= CACHED_MIN && quay__mmap_reads_cached(mapping)) {
+    job.cold = quay__mmap_is_cold(mapping, offset, size);
+    job.move = job.cold ? read_file : read_large;
+  }
   return transfer_run(&job);
 }
 

@@ -152,6 +152,9 @@ int quay__mmap_write_together(const quay__mapping *mapping, uint64_t offset, uns
 /* Whether reads of a large range should try quay__mmap_read_cached() first. */
 bool quay__mmap_reads_cached(const quay__mapping *mapping);
 
+/* Whether the page cache seems to have less than half of such a range. */
+bool quay__mmap_is_cold(const quay__mapping *mapping, uint64_t offset, uint64_t size);
+
 /* Reads the first bytes of a range into plain host memory as long as they are in the page cache,
  * and returns how many. The rest, and what is wrong with it, is for pread to find out. */
 uint64_t quay__mmap_read_cached(const quay__mapping *mapping, uint64_t offset,

@@ -42,6 +42,9 @@
  * read-ahead, and so what comes and goes together. */
 #define PROBE_DISTANCE ((uint64_t)128 << 10)
 
+/* How many places of a range are looked at, at most, to tell whether the page cache has it. */
+#define SAMPLES 64u
+
 /* Populated pieces take up at most this part of the machine's memory. */
 #define BUDGET_PART 4
 
@@ -310,6 +313,26 @@ static uint64_t read_by_blocks(const quay__mapping *mapping, uint64_t offset, un
 }
 
 #endif
+
+static bool is_missing(const quay__mapping *mapping, uint64_t offset) {
+  const uint64_t at = quay__align_down(offset - mapping->offset, quay__os_page_size());
+  unsigned char resident = 0;
+  return quay__os_mincore(mapping->address + at, 1, &resident) == 0 && (resident & 1) == 0;
+}
+
+bool quay__mmap_is_cold(const quay__mapping *mapping, uint64_t offset, uint64_t size) {
+  const uint64_t step = (size / SAMPLES / PIECE + 1) * PIECE;
+  uint64_t asked = 0, missing = 0;
+  for (uint64_t at = 0; at < size; at += step) {
+    asked++;
+    missing += is_missing(mapping, offset + at) ? 1 : 0;
+  }
+  if (2 * missing > asked)
+    return true;
+  /* Of somebody else's file the system says that all of it is there; and this begins to read. */
+  unsigned char byte;
+  return quay__os_pread_cached(mapping->file, &byte, 1, offset) < 0 && errno == EAGAIN;
+}
 
 bool quay__mmap_reads_cached(const quay__mapping *mapping) {
   return mapping->access == QUAY__ACCESS_FILE && mapping->shared && mapping->exposed &&
