@@ -46,6 +46,9 @@ double cold_now(void); /* seconds */
 
 void cold_name(const cold_way *way, char *out_name, size_t size);
 
+/* Whether it was built in, and the system allows it. */
+bool cold_has_uring(void);
+
 /* Opens the file anew, reads all of it into the memory once, and returns the seconds of the
  * reading. */
 double cold_read(const cold_file *file, const cold_way *way);

@@ -146,6 +146,14 @@ static void read_by_threads(reading *of) {
 }
 
 #ifdef COLD_HAS_URING
+bool cold_has_uring(void) {
+  struct io_uring ring;
+  if (io_uring_queue_init(4, &ring, 0) < 0)
+    return false;
+  io_uring_queue_exit(&ring);
+  return true;
+}
+
 /* Keeps so many requests of a chunk under way. What comes short is read by pread. */
 static void read_by_uring(reading *of) {
   struct io_uring ring;
@@ -179,6 +187,10 @@ static void read_by_uring(reading *of) {
   io_uring_queue_exit(&ring);
 }
 #else
+bool cold_has_uring(void) {
+  return false;
+}
+
 static void read_by_uring(reading *of) {
   (void)of;
   cold_fail("io_uring was not there when this was built");
