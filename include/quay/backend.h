@@ -152,6 +152,13 @@ typedef struct quay_device_vtable {
    * where one alone does not keep all busy that copies on this device. 0: one; at most 8 are used.
    */
   uint32_t copy_streams;
+
+
+  /* The number of the NUMA node of the host that the device is at, as the operating system counts
+   * them; below 0: unknown. Page-locked memory for the device's transfers is taken from that node,
+   * and filled and emptied by threads there. Must not fail, and be quick: it is asked for each
+   * chunk. Default: unknown. */
+  int32_t (*numa_node)(quay_device *device);
 } quay_device_vtable;
 
 typedef struct quay_device_desc {

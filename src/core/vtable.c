@@ -199,6 +199,11 @@ static quay_status always_ready(quay_device *device, uint64_t stream) {
   return QUAY_OK;
 }
 
+static int32_t unknown_node(quay_device *device) {
+  (void)device;
+  return -1;
+}
+
 void quay__device_vtable_fill(quay_device_vtable *vtable) {
   if (vtable->memory_info == NULL)
     vtable->memory_info = no_memory_info;
@@ -208,6 +213,8 @@ void quay__device_vtable_fill(quay_device_vtable *vtable) {
     vtable->reset = no_reset;
   if (vtable->stream_check == NULL)
     vtable->stream_check = always_ready;
+  if (vtable->numa_node == NULL)
+    vtable->numa_node = unknown_node;
 }
 
 /* Defaults of an allocator. */

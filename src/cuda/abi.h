@@ -171,6 +171,7 @@ typedef struct quay__cu_copy_attributes {
   X(DEVICE_VIRTUAL_MEMORY, 102, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)           \
   X(DEVICE_FILE_DESCRIPTORS, 103, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED) \
   X(DEVICE_MEMORY_POOLS, 115, CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)                          \
+  X(DEVICE_HOST_NUMA_ID, 134, CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)                                    \
   /* CUstreamCaptureMode, CUstreamCaptureStatus */                                                 \
   X(CAPTURE_MODE_RELAXED, 2, CU_STREAM_CAPTURE_MODE_RELAXED)                                       \
   X(CAPTURE_STATUS_NONE, 0, CU_STREAM_CAPTURE_STATUS_NONE)                                         \

@@ -81,6 +81,7 @@ typedef struct quay__cuda_device {
   quay__cu_device handle;
   quay__cu_context context;    /* primary, retained */
   quay__cu_stream free_stream; /* where memory is freed in order */
+  int32_t numa_node;           /* of the host; -1: unknown */
   bool has_pools;              /* cuMemAllocAsync can be used */
   bool has_virtual_memory;     /* addresses and memory apart */
   bool can_share;              /* memory with file descriptors for other processes */

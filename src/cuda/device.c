@@ -152,6 +152,10 @@ static quay_status device_reset(quay_device *quay) {
   return status;
 }
 
+static int32_t device_numa_node(quay_device *quay) {
+  return quay__cuda_device_of(quay)->numa_node;
+}
+
 static const quay_device_vtable vtable = {
     .destroy = device_destroy,
     .version = QUAY_DEVICE_VTABLE_VERSION,
@@ -171,6 +175,7 @@ static const quay_device_vtable vtable = {
     .stream_check = quay__cuda_stream_check,
     .pin = quay__cuda_pin,
     .unpin = quay__cuda_unpin,
+    .numa_node = device_numa_node,
 };
 
 /* Making one. Called with QUAY__LOCK_CUDA held: nothing here may mark devices lost. */
@@ -235,6 +240,9 @@ static quay_status describe(quay__cuda_device *device) {
   }
   if (api->cuDeviceGetUuid != NULL)
     (void)api->cuDeviceGetUuid(&device->uuid, device->handle); /* zeros where it is not told */
+  int node = -1; /* drivers before 12.2 do not know the question */
+  result = api->cuDeviceGetAttribute(&node, QUAY__CU_DEVICE_HOST_NUMA_ID, device->handle);
+  device->numa_node = result == QUAY__CU_SUCCESS ? node : -1;
   return QUAY_OK;
 }
 

@@ -95,6 +95,7 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 0},
     {CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES, 0},
+    {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0},
 };
 
 static int attribute(unsigned index, int device) {
@@ -106,6 +107,8 @@ static int attribute(unsigned index, int device) {
   if (asked == CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED ||
       asked == CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)
     return sim.settings.vmm;
+  if (asked == CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)
+    return sim.settings.nodes ? device : -1;
   if (asked == CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)
     return sim.settings.pools;
   return attributes[index].value;

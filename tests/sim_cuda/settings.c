@@ -86,6 +86,7 @@ void sim_configure(void) {
       .managed = number("SIMCUDA_MANAGED", 1) != 0,
       .vmm = number("SIMCUDA_VMM", 1) != 0,
       .pools = number("SIMCUDA_POOLS", 1) != 0,
+      .nodes = number("SIMCUDA_NODES", 0) != 0,
       .absent_is_success = says("SIMCUDA_ABSENT", "success"),
       .missing = getenv("SIMCUDA_MISSING"),
       .apart = says("SIMCUDA_HOST_THREADS", "apart"),

@@ -403,7 +403,7 @@ typedef struct sim_settings {
   uint64_t memory;
   uint32_t peers[SIM_MAX_DEVICES]; /* bit: device */
   int driver;
-  bool managed, vmm, pools;
+  bool managed, vmm, pools, nodes;
   bool absent_is_success;
   const char *missing;
   bool apart;

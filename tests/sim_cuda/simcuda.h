@@ -20,6 +20,7 @@
  *   SIMCUDA_DRIVER    what cuDriverGetVersion says, 13000 by default
  *   SIMCUDA_MANAGED   0: no concurrent managed access
  *   SIMCUDA_VMM, SIMCUDA_POOLS  0: no virtual memory management, no memory pools
+ *   SIMCUDA_NODES   1: device N is at the host's NUMA node N; 0: the driver does not say
  *   SIMCUDA_HOST_THREADS  trusted (default) or apart: see simcuda_publish()
  *   SIMCUDA_SEED, SIMCUDA_EAGER  see simcuda_schedule
  *   SIMCUDA_DELAY     microseconds that an operation sleeps at most before it runs, 100
