@@ -241,6 +241,21 @@ uint32_t quay__os_processor_count(void) {
   return online > 0 ? (uint32_t)online : 1;
 }
 
+int quay__os_affinity(quay__processors *out_processors) {
+  cpu_set_t set;
+  _Static_assert(sizeof set == sizeof *out_processors, "both hold 1024 processors");
+  if (sched_getaffinity(0, sizeof set, &set) != 0)
+    return -1;
+  memcpy(out_processors, &set, sizeof set);
+  return 0;
+}
+
+int quay__os_set_affinity(const quay__processors *processors) {
+  cpu_set_t set;
+  memcpy(&set, processors, sizeof set);
+  return sched_setaffinity(0, sizeof set, &set);
+}
+
 size_t quay__os_page_size(void) {
   static atomic_size_t cached;
   size_t size = atomic_load_explicit(&cached, memory_order_relaxed);
@@ -263,8 +278,7 @@ static bool proc_value(const char *text, const char *key, uint64_t *out_bytes) {
   return end != digits;
 }
 
-/* The head of a file of /proc or /sys as text; false if it can't be read. */
-static bool read_head(const char *path, char *out_text, size_t size) {
+bool quay__os_read_text(const char *path, char *out_text, size_t size) {
   const int file = quay__os_open(path, O_RDONLY, 0);
   if (file < 0)
     return false;
@@ -282,7 +296,8 @@ size_t quay__os_huge_page_size(void) {
   if (size == 0) {
     char text[64];
     size = (size_t)2 << 20;
-    if (read_head("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", text, sizeof text)) {
+    if (quay__os_read_text("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", text,
+                           sizeof text)) {
       const unsigned long long value = strtoull(text, NULL, 10);
       if (value >= quay__os_page_size())
         size = (size_t)value;
@@ -294,7 +309,7 @@ size_t quay__os_huge_page_size(void) {
 
 int quay__os_memory_info(uint64_t *out_total, uint64_t *out_available) {
   char text[2048];
-  if (!read_head("/proc/meminfo", text, sizeof text))
+  if (!quay__os_read_text("/proc/meminfo", text, sizeof text))
     return -1;
   if (!proc_value(text, "MemTotal:", out_total))
     return -1;

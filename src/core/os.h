@@ -79,6 +79,18 @@ ssize_t quay__os_write_own_memory(void *destination, const void *source, size_t 
 /* Lets another thread have the processor. */
 void quay__os_yield(void);
 
+/* A set of processors, a bit each, as the system's calls have it on machines of 64 bits. */
+#define QUAY__PROCESSORS_MAX 1024u
+typedef struct quay__processors {
+  uint64_t bits[QUAY__PROCESSORS_MAX / 64];
+} quay__processors;
+
+/* Processors that the calling thread may run on. -1 on failure: EINVAL where the machine has more
+ * than such a set holds. */
+int quay__os_affinity(quay__processors *out_processors);
+int quay__os_set_affinity(const quay__processors *processors);
+/* The head of a file of /proc or /sys as text; false if it can't be read. */
+bool quay__os_read_text(const char *path, char *out_text, size_t size);
 /* Processors that this thread may run on, at least 1. */
 uint32_t quay__os_processor_count(void);
 /* Bytes of a page, and of a huge page (2 MiB where the system does not tell). Cached. */

@@ -12,6 +12,7 @@
 #include "core/lock.h"
 #include "core/os.h"
 #include "core/thread.h"
+#include "core/topology.h"
 
 /* $QUAY_COPY_THREADS goes up to 1024, the caller's included. */
 #define MAX_WORKERS 1023u
@@ -132,8 +133,16 @@ static int start_threads(uint32_t wanted) {
   int error = pthread_sigmask(SIG_SETMASK, &all, &before);
   if (error != 0)
     return error;
+  const quay__processors *unbound = quay__topology_unbound();
+  cpu_set_t all_processors;
+  if (unbound != NULL)
+    memcpy(&all_processors, unbound, sizeof all_processors);
   while (error == 0 && workers.count < wanted) {
     error = pthread_create(&workers.threads[workers.count], NULL, worker_main, NULL);
+    /* Else it would keep to its starter's node for good. */
+    if (error == 0 && unbound != NULL)
+      (void)pthread_setaffinity_np(workers.threads[workers.count], sizeof all_processors,
+                                   &all_processors);
     if (error == 0)
       workers.count++;
   }
