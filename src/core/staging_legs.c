@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/checked.h"
+#include "core/device_impl.h"
 #include "core/error.h"
 #include "core/host_copy.h"
 #include "core/lock.h"
@@ -11,6 +12,7 @@
 #include "core/staging_ring.h"
 #include "core/stream_impl.h"
 #include "core/thread.h"
+#include "core/topology.h"
 
 static uint64_t now(const quay__ring *ring) {
   return ring->report != NULL ? quay__os_nanoseconds() : 0;
@@ -41,6 +43,15 @@ void quay__staging_fill(void *slot, const void *from, uint64_t size) {
   }
 }
 
+/* What a thread moves between slots and the host's side it moves at the device's node, where the
+ * slots are. Not calls of an allocator that may run code of the program's. */
+static void keep_near(const quay__ring *ring, const quay__leg *leg, quay__binding *out_binding) {
+  quay_device *device = ring->plan.pin;
+  const bool ours = leg->kind == QUAY__LEG_MEMORY || leg->side->allocator->kind == QUAY_MEMORY_FILE;
+  const bool near = device != NULL && ours;
+  quay__topology_enter(near ? device->vtable.numa_node(device) : -1, out_binding);
+}
+
 static quay_status move_out(const quay__ring *ring, const quay__slot *slot) {
   const quay__leg *leg = &ring->out;
   if (leg->kind == QUAY__LEG_MEMORY) {
@@ -66,7 +77,10 @@ bool quay__leg_fill(quay__ring *ring, bool by_helper, quay_status *out_status) {
     return false;
   quay__global_release(QUAY__LOCK_STAGING);
   const uint64_t began = now(ring);
+  quay__binding binding;
+  keep_near(ring, &ring->out, &binding);
   *out_status = move_out(ring, slot);
+  quay__topology_leave(&binding);
   const uint64_t took = now(ring) - began;
   quay__global_acquire(QUAY__LOCK_STAGING);
   slot->state = QUAY__SLOT_FILLED;
@@ -116,7 +130,10 @@ bool quay__leg_drain(quay__ring *ring, bool by_helper, quay_status *out_status) 
   quay__global_release(QUAY__LOCK_STAGING);
   const uint64_t began = now(ring);
   quay__copy_enter();
+  quay__binding binding;
+  keep_near(ring, &ring->in, &binding);
   *out_status = move_in(ring, slot);
+  quay__topology_leave(&binding);
   const bool moved = *out_status == QUAY_OK || quay__copy_may_have_moved(*out_status);
   const uint64_t took = now(ring) - began;
   quay__global_acquire(QUAY__LOCK_STAGING);

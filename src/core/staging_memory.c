@@ -18,6 +18,7 @@
 #include "core/os.h"
 #include "core/staging_tuning.h"
 #include "core/thread.h"
+#include "core/topology.h"
 #include "core/workers.h"
 
 #define PAGE UINT64_C(4096)
@@ -81,14 +82,24 @@ static bool serves(const segment *from, const quay_device *device) {
          (from->device != NULL && quay__staging_memory_serves(from->device, device));
 }
 
+/* Whether the segment's pages are at the device's node, as far as that is known. */
+static bool is_near(const segment *from, quay_device *device) {
+  if (device == NULL || from->device == device)
+    return true;
+  const int32_t here = device->vtable.numa_node(device);
+  const int32_t there = from->device->vtable.numa_node(from->device);
+  return here < 0 || there < 0 || here == there || !quay__topology_has_nodes();
+}
+
 static uint64_t pages_of(uint64_t size) {
   return (size + PAGE - 1) / PAGE;
 }
 
-static unsigned char *take_kept(const quay__staging_wish *wish, uint64_t *out_segment) {
+static unsigned char *take_kept(const quay__staging_wish *wish, bool near, uint64_t *out_segment) {
   for (segment *from = segments; from != NULL; from = from->next) {
     uint64_t page = 0;
-    if (!serves(from, wish->device) || !find_room(from, pages_of(wish->size), &page))
+    if (!serves(from, wish->device) || (near && !is_near(from, wish->device)) ||
+        !find_room(from, pages_of(wish->size), &page))
       continue;
     mark(from, page, pages_of(wish->size), true);
     *out_segment = from->id;
@@ -156,32 +167,42 @@ static unsigned char *map_pages(uint64_t size) {
   return whole + before;
 }
 
+typedef struct touching {
+  const segment *of;
+  int32_t node; /* whose pages are wanted; below 0: unknown */
+} touching;
+
 /* One write a page: registering would else make the pages one by one. By all threads that are free:
- * the kernel clears the pages, at the rate of one thread's stores. */
+ * the kernel clears the pages, at the rate of one thread's stores, and takes them from the node of
+ * whoever touches them first. */
 static quay_status touch_part(void *context, uint64_t index) {
-  const segment *of = context;
-  const uint64_t end = quay__min((index + 1) * TOUCHED, of->size);
+  const touching *job = context;
+  const uint64_t end = quay__min((index + 1) * TOUCHED, job->of->size);
+  quay__binding binding;
+  quay__topology_enter(job->node, &binding);
   for (uint64_t at = index * TOUCHED; at < end; at += PAGE)
-    ((volatile unsigned char *)of->memory)[at] = 0;
+    ((volatile unsigned char *)job->of->memory)[at] = 0;
+  quay__topology_leave(&binding);
   return QUAY_OK;
 }
 
-static void touch(segment *of) {
+static void touch(const segment *of, int32_t node) {
   uint32_t threads = 1;
   quay__error_state before;
   quay__error_save(&before);
   if (quay__copy_threads(&threads) != QUAY_OK)
     threads = 1; /* whoever began the copy has told */
   quay__error_restore(&before);
+  touching job = {.of = of, .node = node};
   /* The task can't fail. */
   const quay_status status =
-      quay__workers_run(threads, (of->size - 1) / TOUCHED + 1, touch_part, of);
+      quay__workers_run(threads, (of->size - 1) / TOUCHED + 1, touch_part, &job);
   (void)status;
 }
 
 /* Page-locks a segment. A device that refuses is told of once, and not asked again for a while. */
 static bool pin(segment *of, quay_device *device) {
-  touch(of);
+  touch(of, device->vtable.numa_node(device));
   quay__error_state before;
   quay__error_save(&before);
   const quay_status status = device->vtable.pin(device, of->memory, of->size);
@@ -264,7 +285,11 @@ static uint64_t next_size(const quay__staging_wish *wish) {
 unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment) {
   quay__lifecycle_begin();
   quay__global_acquire(QUAY__LOCK_STAGING);
-  unsigned char *memory = take_kept(wish, out_segment);
+  unsigned char *memory = take_kept(wish, true, out_segment);
+  /* Memory of another node is better than devices that take turns at page-locking their own. */
+  const bool full = bytes_kept() + quay__staging_tuning_get()->segment > wish->budget;
+  if (memory == NULL && (full || wish->kept_only))
+    memory = take_kept(wish, false, out_segment);
   const bool enough = memory != NULL || wish->kept_only;
   const uint64_t size = enough ? 0 : next_size(wish);
   quay__global_release(QUAY__LOCK_STAGING);
