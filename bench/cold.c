@@ -309,9 +309,10 @@ static void print_ratios(bench *all) {
     cold_name(&quay->way, name, sizeof name);
     for (size_t j = 0; j < sizeof others / sizeof others[0]; j++) {
       const entry *best = best_of(all, others[j].kind, true);
-      if (best != NULL)
+      if (best != NULL) {
         printf("%s to the best %s: %.3f, by rounds %.3f\n", name, others[j].name,
                gbps(all, quay) / gbps(all, best), ratio(quay, best));
+      }
     }
   }
 }

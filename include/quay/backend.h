@@ -153,7 +153,6 @@ typedef struct quay_device_vtable {
    */
   uint32_t copy_streams;
 
-
   /* The number of the NUMA node of the host that the device is at, as the operating system counts
    * them; below 0: unknown. Page-locked memory for the device's transfers is taken from that node,
    * and filled and emptied by threads there. Must not fail, and be quick: it is asked for each

@@ -58,10 +58,10 @@ static bool parse_list(const char *text, uint32_t most, uint64_t *out_bits) {
     for (uint32_t i = first; i <= last; i++)
       out_bits[i / 64] |= UINT64_C(1) << (i % 64);
     next = last + 1;
-    if (*text == ',' && text[1] != '\n' && text[1] != '\0')
-      text++;
-    else if (*text != '\n' && *text != '\0')
+    const bool more = *text == ',' && text[1] != '\n' && text[1] != '\0';
+    if (!more && *text != '\n' && *text != '\0')
       return false;
+    text += more ? 1 : 0;
   }
   return *text == '\0' || text[1] == '\0';
 }

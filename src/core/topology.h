@@ -14,12 +14,12 @@ typedef struct quay__binding {
   quay__processors before; /* that the thread might run on */
 } quay__binding;
 
-/* Has the calling thread run on those of its processors that belong to `node`; below 0: unknown.
- * Does nothing, and asks the system for nothing, where there is one node; does nothing where the
- * thread may use none of the node's processors, or nothing else, or is bound already. What is
- * between the two calls must not run code of the program's, which could start threads: they would
- * inherit the binding. */
-void quay__topology_enter(int32_t node, quay__binding *out_binding);
+/* Has the calling thread run on those of its processors that belong to node `number`; below 0:
+ * unknown. Does nothing, and asks the system for nothing, where there is one node; does nothing
+ * where the thread may use none of the node's processors, or nothing else, or is bound already.
+ * What is between the two calls must not run code of the program's, which could start threads: they
+ * would inherit the binding. */
+void quay__topology_enter(int32_t number, quay__binding *out_binding);
 /* The thread's processors are exactly what they were. Keeps errno. */
 void quay__topology_leave(const quay__binding *binding);
 

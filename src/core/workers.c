@@ -140,9 +140,10 @@ static int start_threads(uint32_t wanted) {
   while (error == 0 && workers.count < wanted) {
     error = pthread_create(&workers.threads[workers.count], NULL, worker_main, NULL);
     /* Else it would keep to its starter's node for good. */
-    if (error == 0 && unbound != NULL)
+    if (error == 0 && unbound != NULL) {
       (void)pthread_setaffinity_np(workers.threads[workers.count], sizeof all_processors,
                                    &all_processors);
+    }
     if (error == 0)
       workers.count++;
   }

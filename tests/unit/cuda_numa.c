@@ -25,15 +25,14 @@ ssize_t __wrap_quay__os_pread(int file, void *buffer, size_t size, uint64_t offs
 ssize_t __real_quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
 
 bool __wrap_quay__os_read_text(const char *path, char *out_text, size_t size) {
-  int node = 0;
-  char end = '\0';
   if (strcmp(path, "/sys/devices/system/node/online") == 0) {
     (void)snprintf(out_text, size, "0-1\n");
     return true;
   }
-  if (sscanf(path, "/sys/devices/system/node/node%d/cpulis%c", &node, &end) != 2)
+  const bool first = strcmp(path, "/sys/devices/system/node/node0/cpulist") == 0;
+  if (!first && strcmp(path, "/sys/devices/system/node/node1/cpulist") != 0)
     return __real_quay__os_read_text(path, out_text, size);
-  (void)snprintf(out_text, size, "%d\n", processors[node]);
+  (void)snprintf(out_text, size, "%d\n", processors[first ? 0 : 1]);
   return true;
 }
 

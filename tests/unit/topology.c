@@ -205,6 +205,7 @@ Test(topology, an_inner_binding_does_nothing_and_the_outer_one_ends_as_it_began)
   quay__topology_enter(0, &outer);
   quay__topology_enter(1, &inner);
   cr_assert_not(inner.bound);
+  cr_assert_eq(gets, 1);
   quay__topology_leave(&inner);
   expect_set(SET(0, 1));
   const quay__processors *own = quay__topology_unbound();
@@ -287,10 +288,8 @@ static quay_status look(void *context, uint64_t index) {
   (void)context;
   quay__processors here;
   cr_assert_eq(__real_quay__os_affinity(&here), 0);
-  if (memcmp(&here, &own_processors, sizeof here) == 0)
-    atomic_fetch_add(&at_home, 1);
-  else
-    atomic_fetch_add(&elsewhere, 1);
+  const bool home = memcmp(&here, &own_processors, sizeof here) == 0;
+  atomic_fetch_add(home ? &at_home : &elsewhere, 1);
   for (int i = 0; i < 300 && index < 2 && at_home + elsewhere < 2; i++)
     usleep(10000);
   return QUAY_OK;
