@@ -34,8 +34,8 @@ typedef struct quay_copy_plan_info {
   quay_route route;
   quay_memory_kind from, to;
   uint64_t size;          /* bytes */
-  uint64_t chunk;         /* bytes moved at a time; of a file outside the page cache perhaps less */
-  uint32_t threads;       /* that take part, the caller's included */
+  uint64_t chunk;         /* bytes moved at a time; less if a file is not in the page cache */
+  uint32_t threads;       /* that take part, the caller's included; then perhaps more */
   uint64_t staging_bytes; /* of host memory held while it runs */
   char reason[192];       /* one line: why this route, or why not a faster one */
 } quay_copy_plan_info;

@@ -14,6 +14,13 @@ quay_status quay__copy_threads(uint32_t *out_threads) {
   return QUAY_OK;
 }
 
+quay_status quay__disk_threads(uint32_t *out_threads) {
+  QUAY_TRY(quay__environment_disk_threads(out_threads));
+  if (current_cap != 0)
+    *out_threads = (uint32_t)quay__min(*out_threads, current_cap);
+  return QUAY_OK;
+}
+
 uint32_t quay__copy_threads_cap(uint32_t cap) {
   const uint32_t before = current_cap;
   current_cap = cap;

@@ -8,6 +8,8 @@
 /* At most so many threads, the caller's included: $QUAY_COPY_THREADS or its default, and no more
  * than the caller's cap. INVALID_ARGUMENT if the variable is bad. */
 quay_status quay__copy_threads(uint32_t *out_threads);
+/* The same for threads that mostly wait for a disk, which may be more than there are processors. */
+quay_status quay__disk_threads(uint32_t *out_threads);
 
 /* Caps the calling thread's copies from here on, backends' included; 0: no cap. Returns the cap
  * before, to be set again afterwards. */

@@ -38,6 +38,12 @@ quay_status quay__environment_copy_threads(uint32_t *out_threads) {
   return QUAY_OK;
 }
 
+quay_status quay__environment_disk_threads(uint32_t *out_threads) {
+  *out_threads = DEFAULT_THREADS_MAX;
+  return value_of("QUAY_COPY_THREADS") != NULL ? quay__environment_copy_threads(out_threads)
+                                               : QUAY_OK;
+}
+
 quay_status quay__environment_staging_bytes(uint64_t *out_bytes) {
   const uint64_t least = 64u << 10;
   *out_bytes = 64u << 20;

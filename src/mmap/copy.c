@@ -334,6 +334,8 @@ static quay_status transfer_run(transfer *job) {
   uint32_t threads = 1;
   if (large)
     QUAY_TRY(check_before(job, &threads));
+  if (job->cold)
+    QUAY_TRY(quay__disk_threads(&threads));
   if (large && job->move == quay__mmap_write_file &&
       quay__mmap_writes_together(job->mapping, threads))
     job->move = quay__mmap_write_together;

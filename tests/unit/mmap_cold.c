@@ -36,6 +36,8 @@ static struct {
   atomic_int sequential, normal; /* advice that was given */
   atomic_bool advised;           /* sequential comes last */
   atomic_int reads_advised;      /* calls of pread() meanwhile */
+  atomic_int wanted;             /* readers at a time that each of them waits for; 0: none */
+  atomic_int readers, most;      /* at a time */
 } fake;
 
 TestSuite(mmap_cold, .init = test_files_begin, .fini = test_files_end);
@@ -67,14 +69,27 @@ WRAP(int, mincore, (void *address, size_t size, unsigned char *out_resident)) {
   return -1;
 }
 
+/* For a while only: fewer may come. */
+static void wait_for_readers(void) {
+  const int now = atomic_fetch_add(&fake.readers, 1) + 1;
+  int most = atomic_load(&fake.most);
+  while (now > most && !atomic_compare_exchange_weak(&fake.most, &most, now))
+    ;
+  for (int i = 0; i < 30 && atomic_load(&fake.most) < atomic_load(&fake.wanted); i++)
+    usleep(10000);
+}
+
 WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
   int longest = atomic_load(&fake.longest_read);
   while ((int)size > longest &&
          !atomic_compare_exchange_weak(&fake.longest_read, &longest, (int)size))
     ;
   atomic_fetch_add(&fake.reads_advised, atomic_load(&fake.advised) ? 1 : 0);
+  wait_for_readers();
   errno = atomic_load(&fake.read_error);
-  return errno != 0 ? -1 : __real_quay__os_pread(file, buffer, size, offset);
+  const ssize_t got = errno != 0 ? -1 : __real_quay__os_pread(file, buffer, size, offset);
+  atomic_fetch_sub(&fake.readers, 1);
+  return got;
 }
 
 WRAP(ssize_t, pread_cached, (int file, void *buffer, size_t size, uint64_t offset)) {
@@ -133,6 +148,22 @@ Test(mmap_cold, a_missing_file_is_read_in_pieces_of_a_megabyte_by_one_thread) {
   atomic_store(&fake.mincore, NONE_THERE);
   read_large();
   expect_cold();
+}
+
+Test(mmap_cold, eight_threads_wait_for_a_disk_however_few_processors_there_are) {
+  unsetenv("QUAY_COPY_THREADS");
+  atomic_store(&fake.mincore, NONE_THERE);
+  atomic_store(&fake.wanted, 8);
+  read_large();
+  cr_assert_eq(atomic_load(&fake.most), 8);
+}
+
+Test(mmap_cold, no_more_threads_wait_for_a_disk_than_the_environment_allows) {
+  setenv("QUAY_COPY_THREADS", "2", 1);
+  atomic_store(&fake.mincore, NONE_THERE);
+  atomic_store(&fake.wanted, 3);
+  read_large();
+  cr_assert_eq(atomic_load(&fake.most), 2);
 }
 
 /* Each such question begins to read, a few pages at a time. */
