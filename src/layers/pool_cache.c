@@ -137,7 +137,7 @@ static quay__extent *take_bucket(quay__pool *pool, quay__pool_cache *cache, quay
 
 static quay__extent *take_recent(quay__pool *pool, quay__pool_cache *cache,
                                  const quay__pool_want *want) {
-  for (uint32_t i = 0; i < QUAY__POOL_RECENT; i++) {
+  for (uint32_t i = 0; i < cache->recent_used; i++) {
     if (cache->recent_sizes[i] != want->size)
       continue;
     quay__extent *const extent = take_out(&cache->recent[i]);
@@ -190,23 +190,31 @@ QUAY__ALWAYS static inline bool put_small(quay__pool *pool, quay__pool_cache *ca
   return true;
 }
 
+/* What the thread keeps of large blocks, out of it. */
+static void gather_own(quay__pool_cache *cache, quay__pool_batch *out_batch) {
+  quay__pool_gather(cache, cache->recent_used, out_batch);
+  cache->recent_used = 0;
+}
+
 QUAY__SELDOM static void give_recent(quay__pool *pool, quay__pool_cache *cache) {
   quay__pool_batch batch;
-  quay__pool_gather(cache, &batch);
+  gather_own(cache, &batch);
   quay__pool_heap_give(pool, batch.extents, batch.count);
 }
 
 static void put_recent(quay__pool *pool, quay__pool_cache *cache, quay__extent *extent) {
-  for (uint32_t i = 0; i < QUAY__POOL_RECENT; i++) {
-    if (atomic_load_explicit(&cache->recent[i], memory_order_relaxed) != NULL)
-      continue;
-    cache->recent_sizes[i] = extent->size;
-    put_into(&cache->recent[i], extent);
-    return;
+  uint32_t i = 0;
+  while (i < cache->recent_used &&
+         atomic_load_explicit(&cache->recent[i], memory_order_relaxed) != NULL)
+    i++;
+  if (i == QUAY__POOL_RECENT) {
+    give_recent(pool, cache);
+    i = 0;
   }
-  give_recent(pool, cache);
-  cache->recent_sizes[0] = extent->size;
-  put_into(&cache->recent[0], extent);
+  if (i == cache->recent_used)
+    cache->recent_used = i + 1;
+  cache->recent_sizes[i] = extent->size;
+  put_into(&cache->recent[i], extent);
 }
 
 QUAY__SELDOM static bool put_into_room(quay__pool *pool, quay__pool_cache *cache,
@@ -267,7 +275,7 @@ QUAY__SELDOM static quay_status take_slowly(quay__pool *pool, const quay__pool_w
     hits = cache->hits;
     cache->hits = 0;
     if (want->arena != QUAY__POOL_TINY) /* which has no part in those arenas */
-      quay__pool_gather(cache, &own);
+      gather_own(cache, &own);
   }
   *out_extent = take_batch(pool, want, &own, hits);
   own.count = 0;

@@ -107,6 +107,7 @@ typedef struct quay__pool_stock {
 typedef struct quay__pool_cache {
   _Alignas(64) quay__spin lock;
   uint32_t hand;                     /* which list is emptied next where there are too many bytes */
+  uint32_t recent_used;              /* places of `recent` from here on are empty */
   uint64_t bytes;                    /* of the stock, with what others have taken unnoticed */
   uint64_t hits;                     /* allocations out of `recent` since the heap was last asked */
   _Atomic(quay__pool_stock *) stock; /* NULL: none yet */
@@ -256,8 +257,8 @@ void quay__pool_flush(quay__pool *pool);
 void quay__pool_flush_recent(quay__pool *pool);
 /* Whether any thread keeps some. */
 bool quay__pool_has_recent(quay__pool *pool);
-/* Takes out what one keeps of large blocks. */
-void quay__pool_gather(quay__pool_cache *cache, quay__pool_batch *out_batch);
+/* Takes out what one keeps of large blocks, of the first `count` places. */
+void quay__pool_gather(quay__pool_cache *cache, uint32_t count, quay__pool_batch *out_batch);
 void quay__pool_caches_destroy(quay__pool *pool);
 /* Sees to the thread's stock. Failing is no error: the thread goes without. */
 void quay__pool_make_stock(quay__pool *pool);

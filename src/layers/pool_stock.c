@@ -75,9 +75,9 @@ void quay__pool_make_room(quay__pool *pool, quay__pool_cache *cache, uint64_t si
 
 /* Giving back. */
 
-void quay__pool_gather(quay__pool_cache *cache, quay__pool_batch *out_batch) {
+void quay__pool_gather(quay__pool_cache *cache, uint32_t count, quay__pool_batch *out_batch) {
   out_batch->count = 0;
-  for (uint32_t i = 0; i < QUAY__POOL_RECENT; i++) {
+  for (uint32_t i = 0; i < count; i++) {
     quay__extent *const extent = empty(&cache->recent[i]);
     if (extent != NULL)
       out_batch->extents[out_batch->count++] = extent;
@@ -122,7 +122,7 @@ void quay__pool_flush_recent(quay__pool *pool) {
   const uint32_t used = quay__thread_shards_used();
   for (uint32_t i = 0; i < used; i++) {
     quay__pool_batch batch;
-    quay__pool_gather(&pool->caches[i], &batch);
+    quay__pool_gather(&pool->caches[i], QUAY__POOL_RECENT, &batch);
     if (batch.count > 0)
       quay__pool_heap_give(pool, batch.extents, batch.count);
   }
