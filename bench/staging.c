@@ -4,7 +4,8 @@
  * that makes sense.
  *
  *   bench_staging [--device SPEC] [--size MIB] [--runs N] [--file PATH] [--beside SPEC]
- *                 [--threads N] [--slots N] [--slot-size MIB] [--shared] [--streams N] [--batch N]
+ *                 [--threads N] [--slots N] [--slot-size MIB] [--shared] [--streams N] [--batch N |
+ * --single]
  *                 [--least MIB] [--in-flight MIB]
  *                 [--stores plain|streaming|pages] [--pin register|alloc] [--pin-threads]
  *                 [--by-mapping] [--written] [--limits] [--sweep [--seconds N]]
@@ -333,6 +334,8 @@ static void parse_variant(int option, variant *out) {
     out->streams = number;
   if (option == 'a')
     out->batch = number;
+  if (option == 'q')
+    out->single = true;
   if (option == 'i')
     out->least = number * MIB;
   if (option == 'j')
@@ -354,18 +357,29 @@ static settings parse(int argc, char **argv) {
     set.runs = 1;
     set.seconds = 2;
   }
-  static const struct option options[] = {
-      {"device", required_argument, NULL, 'd'},    {"size", required_argument, NULL, 's'},
-      {"beside", required_argument, NULL, 'e'},    {"runs", required_argument, NULL, 'r'},
-      {"file", required_argument, NULL, 'f'},      {"sweep", no_argument, NULL, 'w'},
-      {"seconds", required_argument, NULL, 'x'},   {"threads", required_argument, NULL, 't'},
-      {"slots", required_argument, NULL, 'n'},     {"slot-size", required_argument, NULL, 'c'},
-      {"streams", required_argument, NULL, 'm'},   {"shared", no_argument, NULL, 'o'},
-      {"pin-threads", no_argument, NULL, 'b'},     {"stores", required_argument, NULL, 'g'},
-      {"pin", required_argument, NULL, 'p'},       {"written", no_argument, NULL, 'y'},
-      {"limits", no_argument, NULL, 'l'},          {"batch", required_argument, NULL, 'a'},
-      {"by-mapping", no_argument, NULL, 'k'},      {"least", required_argument, NULL, 'i'},
-      {"in-flight", required_argument, NULL, 'j'}, {0}};
+  static const struct option options[] = {{"device", required_argument, NULL, 'd'},
+                                          {"size", required_argument, NULL, 's'},
+                                          {"beside", required_argument, NULL, 'e'},
+                                          {"runs", required_argument, NULL, 'r'},
+                                          {"file", required_argument, NULL, 'f'},
+                                          {"sweep", no_argument, NULL, 'w'},
+                                          {"seconds", required_argument, NULL, 'x'},
+                                          {"threads", required_argument, NULL, 't'},
+                                          {"slots", required_argument, NULL, 'n'},
+                                          {"slot-size", required_argument, NULL, 'c'},
+                                          {"streams", required_argument, NULL, 'm'},
+                                          {"shared", no_argument, NULL, 'o'},
+                                          {"pin-threads", no_argument, NULL, 'b'},
+                                          {"stores", required_argument, NULL, 'g'},
+                                          {"pin", required_argument, NULL, 'p'},
+                                          {"written", no_argument, NULL, 'y'},
+                                          {"limits", no_argument, NULL, 'l'},
+                                          {"batch", required_argument, NULL, 'a'},
+                                          {"by-mapping", no_argument, NULL, 'k'},
+                                          {"least", required_argument, NULL, 'i'},
+                                          {"single", no_argument, NULL, 'q'},
+                                          {"in-flight", required_argument, NULL, 'j'},
+                                          {0}};
   for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
     if (option == 'd')
       set.device = optarg;

@@ -23,6 +23,7 @@ typedef struct variant {
   uint32_t slots; /* a thread */
   uint32_t streams;
   uint32_t batch; /* slots that are handed over together, at most */
+  bool single;    /* each by itself */
   bool shared;    /* slots are everybody's, and joined */
   quay__slot_stores stores;
   bool driver;               /* the driver allocates the slots; else they are registered */

@@ -121,10 +121,13 @@ void bench_use(const bench *all, const variant *chosen) {
   if (chosen->slot != 0)
     tuning.chunk = tuning.chunk_in = chosen->slot;
   if (chosen->slots != 0)
-    tuning.slots_per_thread = chosen->slots;
+    tuning.slots_per_thread = tuning.slots_in = chosen->slots;
   if (chosen->streams != 0)
     tuning.streams = chosen->streams;
-  tuning.batch = chosen->batch;
+  if (chosen->batch != 0)
+    tuning.batch = chosen->batch;
+  if (chosen->single)
+    tuning.batch = 0;
   if (chosen->least != 0)
     tuning.join_least = chosen->least;
   if (chosen->in_flight != 0)
@@ -239,8 +242,8 @@ CHOICE(streaming, v->stores == QUAY__STORES_STREAMING)
 CHOICE(pages, v->stores == QUAY__STORES_PAGES)
 CHOICE(one_stream, v->streams == 1)
 CHOICE(eight_streams, v->streams == 8)
-CHOICE(single, v->batch == 0)
-CHOICE(batched, v->batch != 0)
+CHOICE(single, v->single)
+CHOICE(batched, !v->single)
 CHOICE(unbound, !v->bound)
 CHOICE(bound, v->bound)
 
@@ -362,17 +365,17 @@ static void sweep_cold(const bench *all) {
 /* The most promising kinds come first. */
 void bench_sweep(const bench *all) {
   static const variant kinds[] = {
-      {.streams = 1},
-      {.streams = 1, .stores = QUAY__STORES_PAGES},
-      {.streams = 1, .driver = true},
-      {.streams = 1, .driver = true, .stores = QUAY__STORES_PAGES},
-      {.streams = 2},
-      {.streams = 1, .bound = true},
-      {.streams = 8},
-      {.streams = 1, .shared = true},
-      {.streams = 1, .stores = QUAY__STORES_STREAMING},
-      {.streams = 1, .shared = true, .driver = true},
-      {.streams = 8, .driver = true},
+      {.single = true, .streams = 1},
+      {.single = true, .streams = 1, .stores = QUAY__STORES_PAGES},
+      {.single = true, .streams = 1, .driver = true},
+      {.single = true, .streams = 1, .driver = true, .stores = QUAY__STORES_PAGES},
+      {.single = true, .streams = 2},
+      {.single = true, .streams = 1, .bound = true},
+      {.single = true, .streams = 8},
+      {.single = true, .streams = 1, .shared = true},
+      {.single = true, .streams = 1, .stores = QUAY__STORES_STREAMING},
+      {.single = true, .streams = 1, .shared = true, .driver = true},
+      {.single = true, .streams = 8, .driver = true},
   };
   const uint64_t until = quay__os_nanoseconds() + (uint64_t)all->set.seconds * 1000000000u;
   (void)setenv("QUAY_STAGING_BYTES", "512MiB", 1); /* 12 threads with 4 slots of 8 MiB */

@@ -333,11 +333,11 @@ static void sweep(const bench *all) {
     quay__staging_tuning tuning = defaults;
     char count[16], name[64], plan[64];
     const uint32_t used = threads[i / 48], own = slots[i / 24 % 2];
-    tuning.chunk = chunks[i / 6 % 4] * MIB;
+    tuning.chunk = tuning.chunk_in = chunks[i / 6 % 4] * MIB;
     tuning.streams = streams[i / 3 % 2];
     tuning.own_slots = i % 3 != 2;
     tuning.batch = i % 3 == 1 ? 4 : 0;
-    tuning.slots_per_thread = own;
+    tuning.slots_per_thread = tuning.slots_in = own;
     (void)snprintf(count, sizeof count, "%u", used);
     (void)setenv("QUAY_COPY_THREADS", count, 1);
     quay__staging_tuning_set(&tuning);

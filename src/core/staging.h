@@ -15,6 +15,7 @@ typedef struct quay__staging_plan {
   uint64_t chunk;   /* bytes of a slot */
   uint32_t slots;   /* 1, then both legs take turns in the calling thread; or more */
   uint32_t threads; /* the calling one included */
+  uint32_t batch;   /* slots that are handed to the device together, at most; 0: each by itself */
   bool ramps;       /* the first and last chunks are smaller */
   quay_device *pin; /* that page-locks the slots and moves them on a stream; NULL: plain memory */
   const char *reason;

@@ -183,7 +183,7 @@ static void gather_filled(quay__ring *ring, run *out_run) {
 
 /* The filled slots of all threads. */
 static void gather_batch(quay__ring *ring, run *out_run) {
-  const uint32_t most = (uint32_t)quay__min(ring->tuning->batch, QUAY__SLOTS_MAX);
+  const uint32_t most = (uint32_t)quay__min(ring->plan.batch, QUAY__SLOTS_MAX);
   out_run->scattered = true;
   uint64_t number = 0;
   while (out_run->count < most) {
@@ -197,7 +197,7 @@ static void gather_batch(quay__ring *ring, run *out_run) {
 }
 
 static bool batches(const quay__ring *ring) {
-  return ring->own != 0 && ring->tuning->batch > 1;
+  return ring->own != 0 && ring->plan.batch > 1;
 }
 
 /* Whether to wait for more neighbours, if `more` slots are still to come: the device has enough to

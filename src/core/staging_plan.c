@@ -29,15 +29,16 @@
 #define TRANSFER_CHUNKS 16u
 #define TRANSFER_SLOTS  8u
 
-/* Swept on an H100 behind PCIe 5, but for `own_slots`, with which none was measured there yet: see
- * docs/architecture.md. */
+/* Swept on an H200 behind PCIe 5: see docs/architecture.md. */
 static const quay__staging_tuning defaults = {
-    .chunk_in = UINT64_C(4) << 20,
+    .chunk_in = UINT64_C(1) << 20,
+    .slots_in = 4,
+    .batch = 64,
     .chunk = UINT64_C(4) << 20,
     .ramp = UINT64_C(256) << 10,
     .join_least = UINT64_C(8) << 20,
     .join_most = UINT64_C(16) << 20,
-    .in_flight_least = UINT64_C(8) << 20,
+    .in_flight_least = UINT64_C(4) << 20,
     .segment = UINT64_C(4) << 20,
     .slots_per_thread = 2,
     .own_slots = true,
@@ -81,22 +82,37 @@ static void plan_calls(uint64_t size, uint64_t allowed, bool from_file,
   inout_plan->threads = from_file ? (uint32_t)quay__min(threads, inout_plan->slots) : 2;
 }
 
+/* How a way with transfers is cut, before its size is looked at. */
+typedef struct cut {
+  uint64_t chunk; /* bytes, at most */
+  uint32_t slots_per_thread;
+  uint32_t batch;
+} cut;
+
+/* To `device`, or NULL: from one, or from one to another. A device with several queues gets whole
+ * pieces, which take turns on them. */
+static cut cut_of(const quay_device *device) {
+  if (device == NULL || current->batch <= 1 || device->vtable.copy_streams > 1)
+    return (cut){current->chunk, current->slots_per_thread, 0};
+  return (cut){current->chunk_in, current->slots_in, current->batch};
+}
+
 /* Legs with transfers. `host_threads`: that can be at the host's leg at a time. */
-static void plan_transfers(uint64_t size, uint64_t allowed, bool in, uint32_t host_threads,
+static void plan_transfers(uint64_t size, uint64_t allowed, cut wish, uint32_t host_threads,
                            quay__staging_plan *inout_plan) {
-  const uint64_t usual = in ? current->chunk_in : current->chunk;
   const uint32_t threads =
       size < SHARED_BYTES ? 1 : (uint32_t)quay__min(inout_plan->threads, host_threads);
-  const uint64_t most = whole_pages(quay__max(quay__min(usual, allowed / 2), 1));
+  const uint64_t most = whole_pages(quay__max(quay__min(wish.chunk, allowed / 2), 1));
   const uint64_t finer = quay__align_down(size / TRANSFER_CHUNKS, PAGE) + PAGE;
   const uint64_t chunk =
       quay__max(quay__min(quay__min(quay__max(finer, current->ramp), most), size), 1);
-  const uint64_t wanted = quay__max((uint64_t)current->slots_per_thread * threads, TRANSFER_SLOTS);
+  const uint64_t wanted = quay__max((uint64_t)wish.slots_per_thread * threads, TRANSFER_SLOTS);
   const uint64_t slots =
       quay__min(quay__min(quay__max(allowed / chunk, 1), wanted), chunk_count(size, chunk));
   inout_plan->chunk = chunk;
   inout_plan->slots = (uint32_t)quay__min(slots, QUAY__SLOTS_MAX);
   inout_plan->threads = (uint32_t)quay__min(threads, inout_plan->slots);
+  inout_plan->batch = wish.batch;
   inout_plan->ramps = true;
 }
 
@@ -145,9 +161,9 @@ quay_status quay__staging_plan_make(const quay__side *destination, const quay__s
   if (out_plan->pin == NULL) {
     plan_calls(size, allowed, from_file, out_plan);
   } else if ((in && from_file) || (out && to_file)) {
-    plan_transfers(size, allowed, in, out_plan->threads, out_plan);
+    plan_transfers(size, allowed, cut_of(in && !out ? to : NULL), out_plan->threads, out_plan);
   } else {
-    plan_transfers(size, allowed, in, in && !out ? 2 : 1, out_plan);
+    plan_transfers(size, allowed, cut_of(NULL), in && !out ? 2 : 1, out_plan);
   }
   return QUAY_OK;
 }
@@ -162,7 +178,8 @@ bool quay__host_stage_plan(const quay_allocator *allocator, bool into, uint64_t 
   quay__error_restore(&before);
   if (!good)
     return false;
-  plan_transfers(size, allowed, into, out_plan->threads, out_plan);
+  plan_transfers(size, allowed, cut_of(into ? allocator->device : NULL), out_plan->threads,
+                 out_plan);
   out_plan->pin = allocator->device;
   return true;
 }

@@ -14,8 +14,14 @@ typedef enum quay__slot_stores {
 
 /* Sizes are in bytes. */
 typedef struct quay__staging_tuning {
-  uint64_t chunk_in;         /* of a slot on the way to a device that has a stream, at most */
-  uint64_t chunk;            /* and on the way from one */
+  uint64_t chunk; /* of a slot on a way that has a stream, at most */
+  /* On the way to a device with one queue for copies several threads hand over slots together: they
+   * may be smaller then, which keeps them in the caches. */
+  uint64_t chunk_in;
+  uint32_t slots_in;
+  /* Up to so many of them, whoever's, go by one call, of join_least bytes or more while more than
+   * in_flight_least is under way; 0, 1: each by itself, and cut as on all other ways. */
+  uint32_t batch;
   uint64_t ramp;             /* of the first and the last chunks there */
   uint64_t join_least;       /* neighbours are joined to transfers of so much ... */
   uint64_t join_most;        /* ... to so much, */
@@ -25,10 +31,6 @@ typedef struct quay__staging_tuning {
   /* Where several threads are at the host's side, each keeps to slots of its own and hands every
    * one to the device by itself; else all share all slots, and neighbours are joined. */
   bool own_slots;
-  /* With own slots, on the way in: up to so many filled slots, whoever's, are handed over by one
-   * call, of join_least bytes or more while more than in_flight_least is under way; 0, 1: each by
-   * itself. */
-  uint32_t batch;
   uint32_t streams;         /* that a device's slots take turns on; 0: as many as it says */
   quay__slot_stores stores; /* that fill slots from host memory */
   /* Page-locked memory of another making, for segments of any device; NULL: the system's pages,

@@ -48,6 +48,7 @@ TestSuite(cuda_staging, .init = setup, .fini = teardown);
 /* Pieces so small that a copy of a few MiB uses every slot many times. */
 static const quay__staging_tuning small = {
     .chunk_in = 64 * KIB,
+    .slots_in = 3,
     .chunk = 64 * KIB,
     .ramp = 16 * KIB,
     .join_least = 128 * KIB,
