@@ -305,6 +305,16 @@ static void measure_promises(bench *all) {
   const double out =
       measure("Vulkan to host", runs, all->back, all->in_vulkan, NULL, all->limit.out);
   bench_compare(bytes_of(all->back), all->set.size, 1, "Vulkan to host");
+  quay__staging_tuning own = *quay__staging_tuning_get();
+  own.no_stand_ins = true;
+  quay__staging_tuning_set(&own);
+  (void)measure("host to Vulkan by its own queues", runs, all->in_vulkan, all->host, NULL,
+                all->limit.in);
+  memset(bytes_of(all->back), 0x5a, all->set.size);
+  (void)measure("Vulkan to host by its own queues", runs, all->back, all->in_vulkan, NULL,
+                all->limit.out);
+  bench_compare(bytes_of(all->back), all->set.size, 1, "Vulkan to host by its own queues");
+  quay__staging_tuning_set(NULL);
   const double over = measure("CUDA over the host to Vulkan", runs, all->in_vulkan, all->in_cuda,
                               all->back, all->limit.in);
   const double direct = measure("Vulkan to CUDA", runs, all->in_cuda, all->in_vulkan, NULL, 0);
@@ -338,6 +348,7 @@ static void sweep(const bench *all) {
     tuning.own_slots = i % 3 != 2;
     tuning.batch = i % 3 == 1 ? 4 : 0;
     tuning.slots_per_thread = tuning.slots_in = own;
+    tuning.no_stand_ins = true;
     (void)snprintf(count, sizeof count, "%u", used);
     (void)setenv("QUAY_COPY_THREADS", count, 1);
     quay__staging_tuning_set(&tuning);

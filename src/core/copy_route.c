@@ -10,7 +10,9 @@
 #include "core/copy_threads.h"
 #include "core/error.h"
 #include "core/host_copy.h"
+#include "core/pair_path.h"
 #include "core/staging.h"
+#include "core/staging_tuning.h"
 
 /* With a progress callback, direct copies are cut into about 64 slices within these bounds: never
  * so small that fewer threads would share one, or that streaming stores would not pay. */
@@ -328,13 +330,43 @@ static quay_status move_in_slices(const copy_job *job, copy_way way, bool *out_m
   return QUAY_OK;
 }
 
+/* Smaller copies of a file are not worth looking for another backend. */
+#define STAND_IN_LEAST (UINT64_C(64) << 10)
+
+/* Files to and from memory that another backend copies faster; layers would not see it. */
+static bool find_stand_in(const quay__side *side, const quay__side *beside, uint64_t size,
+                          quay__stand_in *out) {
+  return size > STAND_IN_LEAST && beside->allocator->kind == QUAY_MEMORY_FILE &&
+         side->allocator->backend == side->allocator && !quay__staging_tuning_get()->no_stand_ins &&
+         quay__pair_stand_in(side->allocator, side->raw, out);
+}
+
+static quay_status stage(const quay__side *destination, const quay__side *source, uint64_t size,
+                         const quay__staging_plan *plan, const quay_copy_options *options,
+                         bool *out_moved) {
+  quay__stand_in other;
+  const bool into = find_stand_in(destination, source, size, &other);
+  if (!into && !find_stand_in(source, destination, size, &other))
+    return quay__stage(destination, source, size, plan, options, out_moved);
+  const quay__side side = {.allocator = other.allocator,
+                           .raw = &other.raw,
+                           .offset = into ? destination->offset : source->offset};
+  const quay__side *const to = into ? &side : destination, *const from = into ? source : &side;
+  quay__staging_plan again;
+  quay_status status = quay__staging_plan_make(to, from, size, options, &again);
+  if (status == QUAY_OK)
+    status = quay__stage(to, from, size, &again, options, out_moved);
+  quay_allocator_release(other.allocator);
+  return status;
+}
+
 static quay_status choose_and_move(const quay__side *destination, const quay__side *source,
                                    uint64_t size, const quay_copy_options *options,
                                    bool *out_moved) {
   choice chosen;
   QUAY_TRY(choose(destination, source, size, options, &chosen));
   if (chosen.way == WAY_STAGED)
-    return quay__stage(destination, source, size, &chosen.staging, options, out_moved);
+    return stage(destination, source, size, &chosen.staging, options, out_moved);
   copy_job job = {.destination = destination, .source = source, .size = size, .options = options};
   QUAY_TRY(prepare(&job, chosen.way));
   return move_in_slices(&job, chosen.way, out_moved);

@@ -26,3 +26,20 @@ const quay__pair_path *quay__pair_path_between(const char *one, const char *othe
   }
   return NULL;
 }
+
+bool quay__pair_can_stand_in(const quay_allocator *allocator, const quay_raw_buffer *raw) {
+  for (size_t i = 0; paths[i] != NULL; i++) {
+    if (paths[i]->can_stand_in(allocator, raw))
+      return true;
+  }
+  return false;
+}
+
+bool quay__pair_stand_in(const quay_allocator *allocator, const quay_raw_buffer *raw,
+                         quay__stand_in *out_stand_in) {
+  for (size_t i = 0; paths[i] != NULL; i++) {
+    if (paths[i]->can_stand_in(allocator, raw) && paths[i]->stand_in(allocator, raw, out_stand_in))
+      return true;
+  }
+  return false;
+}

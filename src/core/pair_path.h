@@ -5,6 +5,12 @@
 
 #include <quay/backend.h>
 
+/* Memory of one backend as another one's. */
+typedef struct quay__stand_in {
+  quay_allocator *allocator; /* the caller's to release */
+  quay_raw_buffer raw;       /* whole; nobody's to free */
+} quay__stand_in;
+
 typedef struct quay__pair_path {
   const char *backends[2]; /* names, in any order */
   /* As the functions of an allocator's table: can_copy_across, copy_across. */
@@ -24,6 +30,11 @@ typedef struct quay__pair_path {
   bool (*can_wait)(quay_device *device, uint64_t stream, quay_device *event_device, uint64_t event);
   quay_status (*wait)(quay_device *device, uint64_t stream, quay_device *event_device,
                       uint64_t event);
+  /* Whether large copies between host memory and `raw` (NULL: any that the allocator makes) go
+   * faster by the other backend, whose device is open; and what it knows the memory as. */
+  bool (*can_stand_in)(const quay_allocator *allocator, const quay_raw_buffer *raw);
+  bool (*stand_in)(const quay_allocator *allocator, const quay_raw_buffer *raw,
+                   quay__stand_in *out_stand_in);
 } quay__pair_path;
 
 /* The path for two backends, by name; NULL: there is none in this build. */
@@ -31,6 +42,11 @@ const quay__pair_path *quay__pair_path_between(const char *one, const char *othe
 /* The path for the backends of the two owners; NULL: there is none in this build. */
 const quay__pair_path *quay__pair_path_find(const quay_raw_buffer *destination,
                                             const quay_raw_buffer *source);
+
+/* By the first path that can. Keep the thread's error. */
+bool quay__pair_can_stand_in(const quay_allocator *allocator, const quay_raw_buffer *raw);
+bool quay__pair_stand_in(const quay_allocator *allocator, const quay_raw_buffer *raw,
+                         quay__stand_in *out_stand_in);
 
 /* src/interop/cuda_vulkan.c */
 extern const quay__pair_path quay__pair_cuda_vulkan;

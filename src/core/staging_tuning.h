@@ -33,6 +33,7 @@ typedef struct quay__staging_tuning {
   bool own_slots;
   uint32_t streams;         /* that a device's slots take turns on; 0: as many as it says */
   quay__slot_stores stores; /* that fill slots from host memory */
+  bool no_stand_ins; /* device memory is copied by its own backend, also where another is faster */
   /* Page-locked memory of another making, for segments of any device; NULL: the system's pages,
    * locked by the device. */
   unsigned char *(*memory_make)(uint64_t size);

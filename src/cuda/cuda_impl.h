@@ -134,6 +134,8 @@ quay__cu_result quay__cuda_pop_context(const quay__cuda_api *api);
 
 /* The device of this ordinal, made at first need and kept: one reference of the caller's. */
 quay_status quay__cuda_device_get(uint64_t ordinal, quay_device **out_device);
+/* One reference on the device with this UUID if it has been made, else NULL. */
+quay_device *quay__cuda_device_find(const void *uuid);
 /* Of every device that was made. */
 void quay__cuda_devices_mark_lost(quay__cu_result result, const char *format, ...)
     QUAY_PRINTF(2, 3);

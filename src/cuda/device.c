@@ -353,6 +353,18 @@ static quay_device *find_made(size_t ordinal) {
   return found;
 }
 
+quay_device *quay__cuda_device_find(const void *uuid) {
+  quay_device *found = NULL;
+  quay__global_acquire(QUAY__LOCK_CUDA);
+  for (size_t i = 0; i < QUAY__CUDA_DEVICES_MAX && found == NULL; i++) {
+    if (devices[i] != NULL && memcmp(quay__cuda_device_of(devices[i])->uuid.bytes, uuid,
+                                     sizeof quay__cuda_device_of(devices[i])->uuid.bytes) == 0)
+      found = quay_device_retain(devices[i]);
+  }
+  quay__global_release(QUAY__LOCK_CUDA);
+  return found;
+}
+
 static quay_status make_first(const quay__cuda_api *api, uint64_t ordinal,
                               quay_device **out_device) {
   uint64_t count;

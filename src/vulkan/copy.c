@@ -9,6 +9,7 @@
 #include "core/host_copy.h"
 #include "core/pair_path.h"
 #include "core/staging.h"
+#include "core/staging_tuning.h"
 #include "core/workers.h"
 #include "vulkan/vulkan_impl.h"
 
@@ -222,22 +223,38 @@ static quay_status copy_part(void *context, uint64_t index) {
                                   : quay__vulkan_upload(lane, &place, of->host + at, size));
 }
 
+/* Whether another backend's copies take the way. */
+static bool stands_in(const quay_allocator *allocator, const quay_raw_buffer *raw) {
+  return !quay__staging_tuning_get()->no_stand_ins && quay__pair_can_stand_in(allocator, raw);
+}
+
+static quay_status stage_by(const quay__side *side, const split *of, bool *out_done) {
+  const quay__host_stage copy = {.side = *side, .memory = of->host, .size = of->size};
+  return of->reading ? quay__stage_out(&copy, out_done) : quay__stage_in(&copy, out_done);
+}
+
 /* A large copy of host memory through memory of the core's that the device has imported: threads
- * fill or empty it while the device copies. `*out_done` is false, and nothing has moved, where
- * there is none: then each thread has a lane. */
+ * fill or empty it while the device copies; or the same by another backend that knows the memory.
+ * `*out_done` is false, and nothing has moved, where there is none: then each thread has a lane. */
 static quay_status stage(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
                          const split *of, bool *out_done) {
   *out_done = false;
   if (of->size <= QUAY__VULKAN_SLOT_BYTES || of->place->block == NULL)
     return QUAY_OK;
-  const quay__host_stage copy = {
-      .side = {.allocator = allocator,
-               .raw = (quay_raw_buffer *)(uintptr_t)raw, /* NOLINT(performance-no-int-to-ptr) */
-               .offset = offset},
-      .memory = of->host,
-      .size = of->size,
+  quay__stand_in other;
+  if (stands_in(allocator, raw) && quay__pair_stand_in(allocator, raw, &other)) {
+    const quay__side side = {.allocator = other.allocator, .raw = &other.raw, .offset = offset};
+    const quay_status status = stage_by(&side, of, out_done);
+    quay_allocator_release(other.allocator);
+    if (*out_done || status != QUAY_OK)
+      return status;
+  }
+  const quay__side side = {
+      .allocator = allocator,
+      .raw = (quay_raw_buffer *)(uintptr_t)raw, /* NOLINT(performance-no-int-to-ptr) */
+      .offset = offset,
   };
-  return of->reading ? quay__stage_out(&copy, out_done) : quay__stage_in(&copy, out_done);
+  return stage_by(&side, of, out_done);
 }
 
 static quay_status copy_in_parts(split *of) {
@@ -326,8 +343,11 @@ void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *de
     out_info->threads = plan.threads;
     out_info->staging_bytes = plan.chunk * plan.slots;
     out_info->reason =
-        "host memory, in chunks through memory that the device has imported, which is "
-        "filled or emptied while the device copies";
+        stands_in(allocator, destination != NULL ? destination : source)
+            ? "host memory, by CUDA's copies of the memory, which it has imported, in chunks "
+              "through page-locked memory"
+            : "host memory, in chunks through memory that the device has imported, which is "
+              "filled or emptied while the device copies";
     return;
   }
   uint32_t threads = 1;

@@ -189,3 +189,102 @@ Test(cuda_vulkan, copies_wait_for_work_on_streams_of_both_sides, .init = setup_b
   quay_allocator_release(cuda);
   quay_allocator_release(vulkan);
 }
+
+/* Host memory, which CUDA copies where it is open. */
+
+#define LARGE ((uint64_t)5 * 1024 * 1024 + 12345)
+
+static uint64_t submissions(void) {
+  return shim->submissions(0) + shim->submissions(1) + shim->submissions(2);
+}
+
+/* A window of a larger buffer, whose other bytes stay. */
+static void check_host_copies(quay_allocator *vulkan) {
+  quay_buffer *whole = make_buffer(vulkan, LARGE + 300), *part = NULL;
+  CHECK_OK(quay_buffer_view(whole, 77, LARGE, &part));
+  write_pattern(whole, 1);
+  write_pattern(part, 2);
+  check_pattern(part, 2);
+  quay_test_block expected = quay_test_block_make(LARGE + 300, 0, 1);
+  quay_test_block inner = quay_test_block_make(LARGE, 0, 2);
+  quay_test_block found = quay_test_block_make(LARGE + 300, 0, 3);
+  memcpy(expected.data + 77, inner.data, LARGE);
+  CHECK_OK(quay_buffer_copy_out(whole, found.data, found.size));
+  cr_assert_eq(quay_test_difference(found.data, expected.data, found.size), found.size);
+  quay_test_block_free(&found);
+  quay_test_block_free(&inner);
+  quay_test_block_free(&expected);
+  quay_buffer_release(part);
+  quay_buffer_release(whole);
+}
+
+static bool told_by_cuda(quay_allocator *vulkan) {
+  quay_allocator *cpu = open_spec("cpu");
+  quay_buffer *host = make_buffer(cpu, LARGE), *there = make_buffer(vulkan, LARGE);
+  const bool in = strstr(plan_of(there, host).reason, "CUDA") != NULL;
+  const bool out = strstr(plan_of(host, there).reason, "CUDA") != NULL;
+  cr_assert_eq(in, out);
+  quay_buffer_release(there);
+  quay_buffer_release(host);
+  quay_allocator_release(cpu);
+  return in;
+}
+
+Test(cuda_vulkan, large_copies_of_host_memory_are_cudas_where_it_is_open, .init = setup_both,
+     .fini = teardown_both) {
+  quay_allocator *vulkan = open_spec("vulkan:0"), *cuda = open_spec("cuda:0");
+  const uint64_t before = submissions();
+  check_host_copies(vulkan);
+  cr_assert_eq(submissions(), before, "a queue of Vulkan had something to do");
+  cr_assert(told_by_cuda(vulkan));
+  quay_allocator_release(cuda);
+  quay_allocator_release(vulkan);
+}
+
+Test(cuda_vulkan, large_copies_of_files_are_cudas_where_it_is_open, .init = setup_both,
+     .fini = teardown_both) {
+  quay_allocator *vulkan = open_spec("vulkan:0"), *cuda = open_spec("cuda:0");
+  quay_allocator *files = open_spec("mmap:/tmp");
+  quay_buffer *file = make_buffer(files, LARGE), *whole = make_buffer(vulkan, LARGE + 300);
+  quay_buffer *there = NULL;
+  CHECK_OK(quay_buffer_view(whole, 77, LARGE, &there));
+  write_pattern(file, 4);
+  const uint64_t before = submissions();
+  CHECK_OK(quay_buffer_copy_from(there, file));
+  cr_assert_eq(submissions(), before, "a queue of Vulkan had something to do");
+  check_pattern(there, 4);
+  write_pattern(there, 5);
+  CHECK_OK(quay_buffer_copy_from(file, there));
+  cr_assert_eq(submissions(), before);
+  check_pattern(file, 5);
+  quay_buffer_release(there);
+  quay_buffer_release(whole);
+  quay_buffer_release(file);
+  quay_allocator_release(files);
+  quay_allocator_release(cuda);
+  quay_allocator_release(vulkan);
+}
+
+Test(cuda_vulkan, large_copies_of_host_memory_are_vulkans_where_cuda_is_not_open,
+     .init = setup_both, .fini = teardown_both) {
+  quay_allocator *vulkan = open_spec("vulkan:0");
+  const uint64_t before = submissions();
+  check_host_copies(vulkan);
+  cr_assert_gt(submissions(), before);
+  cr_assert_not(told_by_cuda(vulkan));
+  quay_allocator_release(vulkan);
+}
+
+Test(cuda_vulkan, large_copies_of_host_memory_are_vulkans_where_cuda_cannot_import,
+     .init = setup_both, .fini = teardown_both) {
+  quay_allocator *vulkan = open_spec("vulkan:0"), *cuda = open_spec("cuda:0");
+  quay_buffer *there = make_buffer(vulkan, LARGE);
+  const uint64_t before = submissions();
+  sim->fail("cuImportExternalMemory", 1, 2); /* CUDA_ERROR_OUT_OF_MEMORY */
+  write_pattern(there, 3);
+  cr_assert_gt(submissions(), before);
+  check_pattern(there, 3);
+  quay_buffer_release(there);
+  quay_allocator_release(cuda);
+  quay_allocator_release(vulkan);
+}
