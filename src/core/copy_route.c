@@ -119,6 +119,48 @@ static choice copy_out(const quay__side *source) {
   };
 }
 
+/* Smaller copies of a file are not worth looking for another backend. */
+#define STAND_IN_LEAST (UINT64_C(64) << 10)
+
+/* The sides of a staged copy, of which one may be another backend's view of the memory. */
+typedef struct staged_sides {
+  const quay__side *destination, *source;
+  quay__side side; /* by `other` */
+  quay__stand_in other;
+} staged_sides;
+
+/* Files to and from memory that another backend copies faster; layers would not see it. */
+static bool find_stand_in(const quay__side *side, const quay__side *beside, uint64_t size,
+                          quay__stand_in *out) {
+  return size > STAND_IN_LEAST && side->raw != NULL &&
+         beside->allocator->kind == QUAY_MEMORY_FILE &&
+         side->allocator->backend == side->allocator && !quay__staging_tuning_get()->no_stand_ins &&
+         quay__pair_stand_in(side->allocator, side->raw, out);
+}
+
+static void find_sides(const quay__side *destination, const quay__side *source, uint64_t size,
+                       staged_sides *out) {
+  *out = (staged_sides){.destination = destination, .source = source};
+  const bool into = find_stand_in(destination, source, size, &out->other);
+  if (!into && !find_stand_in(source, destination, size, &out->other))
+    return;
+  out->side = (quay__side){.allocator = out->other.allocator,
+                           .raw = &out->other.raw,
+                           .offset = into ? destination->offset : source->offset};
+  *(into ? &out->destination : &out->source) = &out->side;
+}
+
+static quay_status move_staged(const quay__side *destination, const quay__side *source,
+                               uint64_t size, const quay__staging_plan *plan,
+                               const quay_copy_options *options, bool *out_moved) {
+  staged_sides sides;
+  find_sides(destination, source, size, &sides);
+  const quay_status status =
+      quay__stage(sides.destination, sides.source, size, plan, options, out_moved);
+  quay_allocator_release(sides.other.allocator);
+  return status;
+}
+
 static quay_status staged(const quay__side *destination, const quay__side *source, uint64_t size,
                           const quay_copy_options *options, choice *out_choice) {
   if (options->forbid_staging) {
@@ -130,14 +172,23 @@ static quay_status staged(const quay__side *destination, const quay__side *sourc
         quay_memory_kind_name(destination->allocator->kind), destination->allocator->spec);
   }
   quay__staging_plan staging;
-  QUAY_TRY(quay__staging_plan_make(destination, source, size, options, &staging));
+  staged_sides sides;
+  find_sides(destination, source, size, &sides);
+  const quay_status status =
+      quay__staging_plan_make(sides.destination, sides.source, size, options, &staging);
+  const bool stands_in = sides.other.allocator != NULL;
+  quay_allocator_release(sides.other.allocator);
+  QUAY_TRY(status);
   *out_choice = (choice){
       .way = WAY_STAGED,
       .route = QUAY_ROUTE_STAGED,
       .chunk = staging.chunk,
       .threads = staging.threads,
       .staging_bytes = staging.chunk * staging.slots,
-      .reason = staging.reason,
+      .reason = stands_in
+                    ? "in chunks through page-locked host memory, by CUDA, which has imported "
+                      "the memory"
+                    : staging.reason,
       .staging = staging,
   };
   return QUAY_OK;
@@ -330,43 +381,13 @@ static quay_status move_in_slices(const copy_job *job, copy_way way, bool *out_m
   return QUAY_OK;
 }
 
-/* Smaller copies of a file are not worth looking for another backend. */
-#define STAND_IN_LEAST (UINT64_C(64) << 10)
-
-/* Files to and from memory that another backend copies faster; layers would not see it. */
-static bool find_stand_in(const quay__side *side, const quay__side *beside, uint64_t size,
-                          quay__stand_in *out) {
-  return size > STAND_IN_LEAST && beside->allocator->kind == QUAY_MEMORY_FILE &&
-         side->allocator->backend == side->allocator && !quay__staging_tuning_get()->no_stand_ins &&
-         quay__pair_stand_in(side->allocator, side->raw, out);
-}
-
-static quay_status stage(const quay__side *destination, const quay__side *source, uint64_t size,
-                         const quay__staging_plan *plan, const quay_copy_options *options,
-                         bool *out_moved) {
-  quay__stand_in other;
-  const bool into = find_stand_in(destination, source, size, &other);
-  if (!into && !find_stand_in(source, destination, size, &other))
-    return quay__stage(destination, source, size, plan, options, out_moved);
-  const quay__side side = {.allocator = other.allocator,
-                           .raw = &other.raw,
-                           .offset = into ? destination->offset : source->offset};
-  const quay__side *const to = into ? &side : destination, *const from = into ? source : &side;
-  quay__staging_plan again;
-  quay_status status = quay__staging_plan_make(to, from, size, options, &again);
-  if (status == QUAY_OK)
-    status = quay__stage(to, from, size, &again, options, out_moved);
-  quay_allocator_release(other.allocator);
-  return status;
-}
-
 static quay_status choose_and_move(const quay__side *destination, const quay__side *source,
                                    uint64_t size, const quay_copy_options *options,
                                    bool *out_moved) {
   choice chosen;
   QUAY_TRY(choose(destination, source, size, options, &chosen));
   if (chosen.way == WAY_STAGED)
-    return stage(destination, source, size, &chosen.staging, options, out_moved);
+    return move_staged(destination, source, size, &chosen.staging, options, out_moved);
   copy_job job = {.destination = destination, .source = source, .size = size, .options = options};
   QUAY_TRY(prepare(&job, chosen.way));
   return move_in_slices(&job, chosen.way, out_moved);

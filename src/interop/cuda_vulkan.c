@@ -339,8 +339,9 @@ static quay_status submit(quay_device *on, uint64_t stream, quay_raw_buffer *des
                                             : submit_to_vulkan(&copy, stream);
 }
 
-/* Standing in: host memory is copied to and from Vulkan's by CUDA, which has imported it. One queue
- * for copies of NVIDIA's Vulkan driver reaches half of what CUDA does. */
+/* Standing in: host memory is copied to and from Vulkan's by CUDA, which has imported it. A queue
+ * for copies of NVIDIA's Vulkan driver reaches 0.88 of what CUDA does, and 0.85 in pieces (an
+ * H200). */
 
 /* The CUDA device of the Vulkan allocator's GPU, if it is open and can; else NULL. One reference.
  */

@@ -330,6 +330,21 @@ quay_status quay__vulkan_copy_within(quay_allocator *allocator, quay_raw_buffer 
   return copy_places(self, &to, &from, size);
 }
 
+/* `out_by_cuda`: where the memory is not there yet, if that will be so. */
+static bool plan_host_stage(const quay_allocator *allocator, const quay_raw_buffer *destination,
+                            const quay_raw_buffer *source, uint64_t size,
+                            quay__staging_plan *out_plan, bool *out_by_cuda) {
+  const quay_raw_buffer *raw = destination != NULL ? destination : source;
+  quay__stand_in other = {.allocator = NULL};
+  *out_by_cuda = stands_in(allocator, raw);
+  if (*out_by_cuda && raw->arm == QUAY_RAW_VULKAN)
+    *out_by_cuda = quay__pair_stand_in(allocator, raw, &other);
+  const bool planned = quay__host_stage_plan(other.allocator != NULL ? other.allocator : allocator,
+                                             destination != NULL, size, out_plan);
+  quay_allocator_release(other.allocator);
+  return planned;
+}
+
 void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,
                             const quay_raw_buffer *source, uint64_t size,
                             quay_across_info *out_info) {
@@ -337,17 +352,17 @@ void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *de
   if (self->device->types[self->kind].mapped || (destination != NULL && source != NULL))
     return;
   quay__staging_plan plan;
+  bool by_cuda = false;
   if (size > QUAY__VULKAN_SLOT_BYTES &&
-      quay__host_stage_plan(allocator, destination != NULL, size, &plan)) {
+      plan_host_stage(allocator, destination, source, size, &plan, &by_cuda)) {
     out_info->chunk = plan.chunk;
     out_info->threads = plan.threads;
     out_info->staging_bytes = plan.chunk * plan.slots;
     out_info->reason =
-        stands_in(allocator, destination != NULL ? destination : source)
-            ? "host memory, by CUDA's copies of the memory, which it has imported, in chunks "
-              "through page-locked memory"
-            : "host memory, in chunks through memory that the device has imported, which is "
-              "filled or emptied while the device copies";
+        by_cuda ? "host memory, by CUDA's copies of the memory, which it has imported, in chunks "
+                  "through page-locked memory"
+                : "host memory, in chunks through memory that the device has imported, which is "
+                  "filled or emptied while the device copies";
     return;
   }
   uint32_t threads = 1;
