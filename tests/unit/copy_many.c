@@ -4,6 +4,7 @@
 #include <quay/quay.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "sim_cuda/control.h"
 #include "support/files.h"
@@ -422,6 +423,34 @@ Test(copy_many, many_copies_wait_for_work_on_both_sides) {
   MUST(quay_stream_synchronize(stream));
   check_model(&m);
   quay_buffer_release(large);
+  quay_stream_release(stream);
+  close_model(&m);
+}
+
+Test(copy_many, on_a_stream_pairs_that_cannot_be_submitted_go_one_by_one_in_its_order) {
+  model m = open_model("cuda:0");
+  quay_stream *stream = NULL;
+  MUST(quay_stream_create(quay_allocator_device(m.allocator), NULL, &stream));
+  for (int i = 0; i < TENSORS; i++)
+    MUST(quay_buffer_fill_on(m.tensors[i], "abcd", 4, stream));
+  MUST(quay_copy_many(m.pairs, TENSORS, &(quay_copy_options){.stream = stream}));
+  MUST(quay_stream_synchronize(stream));
+  check_model(&m);
+  quay_stream_release(stream);
+  close_model(&m);
+}
+
+Test(copy_many, on_a_stream_the_first_of_them_that_fails_ends_the_list) {
+  model m = open_model("cuda:0");
+  quay_stream *stream = NULL;
+  MUST(quay_stream_create(quay_allocator_device(m.allocator), NULL, &stream));
+  cr_assert_eq(truncate(test_path("model"), FILE_SIZE / 2), 0);
+  MUST_FAIL(quay_copy_many(m.pairs, TENSORS, &(quay_copy_options){.stream = stream}), IO);
+  MUST(quay_stream_synchronize(stream));
+  unsigned char bytes[TENSOR];
+  MUST(quay_buffer_copy_out(m.tensors[0], bytes, TENSOR));
+  cr_assert(test_matches(bytes, TENSOR, 0, 7), "the first one");
+  pattern_check_buffer(m.tensors[TENSORS - 1], 0, 1);
   quay_stream_release(stream);
   close_model(&m);
 }
