@@ -444,13 +444,16 @@ Test(copy_many, on_a_stream_the_first_of_them_that_fails_ends_the_list) {
   model m = open_model("cuda:0");
   quay_stream *stream = NULL;
   MUST(quay_stream_create(quay_allocator_device(m.allocator), NULL, &stream));
-  cr_assert_eq(truncate(test_path("model"), FILE_SIZE / 2), 0);
+  quay_buffer *other = test_map(test_file("other", FILE_SIZE, 8), QUAY_MAP_READ_ONLY);
+  cr_assert_eq(truncate(test_path("other"), 1), 0);
+  m.pairs[TENSORS / 2].source = other;
   MUST_FAIL(quay_copy_many(m.pairs, TENSORS, &(quay_copy_options){.stream = stream}), IO);
   MUST(quay_stream_synchronize(stream));
   unsigned char bytes[TENSOR];
   MUST(quay_buffer_copy_out(m.tensors[0], bytes, TENSOR));
   cr_assert(test_matches(bytes, TENSOR, 0, 7), "the first one");
   pattern_check_buffer(m.tensors[TENSORS - 1], 0, 1);
+  quay_buffer_release(other);
   quay_stream_release(stream);
   close_model(&m);
 }
