@@ -93,7 +93,11 @@ static void probe(quay__cuda_link *link) {
   quay__error_restore(&saved);
 }
 
-/* What CUDA was to signal before it was lost or reset is signalled for it: nothing else would. */
+/* How long a signal that CUDA had begun with when it was lost may still be on its way. */
+#define LAST_SIGNAL_NANOSECONDS UINT64_C(20000000)
+
+/* What CUDA was to signal before it was lost or reset is signalled for it: nothing else would. But
+ * a value that is signalled twice is an error, so what may still come is waited for. */
 static void link_check(quay__vulkan_link *checked) {
   quay__cuda_link *const link = (quay__cuda_link *)checked;
   quay__vulkan_device *const vulkan = link->queue->device;
@@ -107,9 +111,14 @@ static void link_check(quay__vulkan_link *checked) {
       .semaphore = link->back_handle,
       .value = link->back_value,
   };
-  uint64_t now = 0;
-  VkResult result = vulkan->api.vkGetSemaphoreCounterValue(vulkan->handle, link->back_handle, &now);
-  if (result == VK_SUCCESS && now < info.value)
+  const VkSemaphoreWaitInfo last = {
+      .sType = VK_STRUCTURE_TYPE_SEMAPHORE_WAIT_INFO,
+      .semaphoreCount = 1,
+      .pSemaphores = &link->back_handle,
+      .pValues = &link->back_value,
+  };
+  VkResult result = vulkan->api.vkWaitSemaphores(vulkan->handle, &last, LAST_SIGNAL_NANOSECONDS);
+  if (result == VK_TIMEOUT)
     result = vulkan->api.vkSignalSemaphore(vulkan->handle, &info);
   quay__lock_release(&link->lock);
   if (result != VK_SUCCESS && result != VK_ERROR_DEVICE_LOST)

@@ -378,6 +378,7 @@ Test(cuda_vulkan_link, a_loss_of_cuda_lets_queues_of_vulkan_go_that_wait_for_it,
   quay_event *first = NULL, *second = NULL;
   warm_up(&s);
   shim->gate(0);
+  CHECK_OK(quay_buffer_fill_on(s.b, "\x21", 1, s.in_vulkan)); /* CUDA does not get to its signal */
   CHECK_OK(quay_event_record(s.in_vulkan, &first));
   CHECK_OK(quay_stream_wait(s.in_cuda, first));
   CHECK_OK(quay_event_record(s.in_cuda, &second));
