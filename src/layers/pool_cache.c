@@ -190,16 +190,14 @@ QUAY__ALWAYS static inline bool put_small(quay__pool *pool, quay__pool_cache *ca
   return true;
 }
 
-/* What the thread keeps of large blocks, out of it. */
-static void gather_own(quay__pool_cache *cache, quay__pool_batch *out_batch) {
-  quay__pool_gather(cache, cache->recent_used, out_batch);
-  cache->recent_used = 0;
-}
-
+/* What the thread keeps of large blocks, back to the arenas. */
 QUAY__SELDOM static void give_recent(quay__pool *pool, quay__pool_cache *cache) {
   quay__pool_batch batch;
-  gather_own(cache, &batch);
+  quay__pool_move_begin(pool);
+  quay__pool_gather(cache, cache->recent_used, &batch);
+  cache->recent_used = 0;
   quay__pool_heap_give(pool, batch.extents, batch.count);
+  quay__pool_move_end(pool);
 }
 
 static void put_recent(quay__pool *pool, quay__pool_cache *cache, quay__extent *extent) {
@@ -226,11 +224,9 @@ QUAY__SELDOM static bool put_into_room(quay__pool *pool, quay__pool_cache *cache
 /* False: the thread keeps none, or not of this size. */
 QUAY__ALWAYS static inline bool cache_put(quay__pool *pool, quay__extent *extent) {
   quay__pool_cache *const cache = quay__pool_cache_of_thread(pool);
-  if (cache == NULL)
+  if (cache == NULL || atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
     return false;
   if (!is_small(pool, extent->size)) {
-    if (atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
-      return false;
     put_recent(pool, cache, extent);
     return true;
   }
@@ -244,13 +240,14 @@ QUAY__ALWAYS static inline bool cache_put(quay__pool *pool, quay__extent *extent
 /* Allocation. */
 
 static uint32_t batch_of(const quay__pool *pool, const quay__pool_want *want) {
-  if (want->arena != QUAY__POOL_TINY || want->stream != 0 || pool->mode == QUAY__POOL_WHOLE)
+  if (want->arena != QUAY__POOL_TINY || want->stream != 0 || pool->mode == QUAY__POOL_WHOLE ||
+      atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
     return 1;
   return (uint32_t)quay__max(1, quay__min(BATCH, BATCH_BYTES / want->size));
 }
 
 static quay__extent *take_batch(quay__pool *pool, const quay__pool_want *want,
-                                const quay__pool_batch *own, uint64_t hits) {
+                                quay__pool_cache *own, uint64_t hits) {
   quay__extent *extents[BATCH];
   const uint32_t count = quay__pool_heap_take(pool, want, own, hits, extents, batch_of(pool, want));
   if (count == 0)
@@ -259,6 +256,8 @@ static quay__extent *take_batch(quay__pool *pool, const quay__pool_want *want,
     if (!cache_put(pool, extents[i]))
       quay__pool_heap_give(pool, &extents[i], 1);
   }
+  if (count > 1)
+    quay__pool_move_end(pool);
   return extents[0];
 }
 
@@ -267,20 +266,18 @@ static quay__extent *take_batch(quay__pool *pool, const quay__pool_want *want,
 QUAY__SELDOM static quay_status take_slowly(quay__pool *pool, const quay__pool_want *want,
                                             quay__extent **out_extent) {
   quay__pool_cache *const cache = quay__pool_cache_of_thread(pool);
-  quay__pool_batch own = {.count = 0};
   uint64_t hits = 0;
   if (is_small(pool, want->size))
     quay__pool_make_stock(pool);
   if (cache != NULL) {
     hits = cache->hits;
     cache->hits = 0;
-    if (want->arena != QUAY__POOL_TINY) /* which has no part in those arenas */
-      gather_own(cache, &own);
   }
-  *out_extent = take_batch(pool, want, &own, hits);
-  own.count = 0;
+  /* What is tiny has no part in the arenas of what is large. */
+  quay__pool_cache *const own = want->arena != QUAY__POOL_TINY ? cache : NULL;
+  *out_extent = take_batch(pool, want, own, hits);
   if (*out_extent == NULL && quay__pool_poll(pool, want))
-    *out_extent = take_batch(pool, want, &own, 0);
+    *out_extent = take_batch(pool, want, NULL, 0);
   return *out_extent != NULL ? QUAY_OK : quay__pool_grow(pool, want, out_extent);
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "core/os.h"
 #include "layers/pool_impl.h"
 
 enum {
@@ -15,6 +16,7 @@ enum {
   VICTIMS = 32,
   LOOK_AT = 8, /* free extents that could be made larger */
   SPARE_EXTENTS = 2 * (PARTS + VICTIMS) + 16,
+  ROUNDS = 64, /* of an allocation that finds no memory, while others have some in their hands */
 };
 
 #define MIB           ((uint64_t)1 << 20)
@@ -267,8 +269,10 @@ static bool provision(quay__pool *pool) {
 
 /* Carrying out. */
 
-static void end_victims(quay__pool *pool, plan *made) {
+/* Gives the bytes that are gone. */
+static uint64_t end_victims(quay__pool *pool, plan *made) {
   bool gone[VICTIMS];
+  uint64_t bytes = 0;
   for (uint32_t i = 0; i < made->victim_count; i++) {
     const quay__extent *const victim = made->victims[i];
     gone[i] = quay__pool_decommit(pool, quay__pool_region_of(victim), victim->offset, victim->size);
@@ -277,11 +281,12 @@ static void end_victims(quay__pool *pool, plan *made) {
   for (uint32_t i = 0; i < made->victim_count; i++) {
     quay__extent *const victim = made->victims[i];
     quay__offsets *const arena = &pool->arenas[quay__pool_region_of(victim)->arena];
-    if (gone[i])
-      pool->committed -= quay__min(victim->size, pool->committed);
+    bytes += gone[i] ? victim->size : 0;
     quay__offsets_give(arena, victim, gone[i] ? QUAY__POOL_BARE : QUAY__POOL_READY);
   }
+  pool->committed -= quay__min(bytes, pool->committed);
   quay__lock_release(&pool->lock);
+  return bytes;
 }
 
 static quay_status commit_parts(quay__pool *pool, const plan *made, uint32_t *out_done) {
@@ -351,7 +356,7 @@ static quay__extent *join_parts(quay__pool *pool, const plan *made) {
 
 static quay_status carry_out(quay__pool *pool, plan *made, quay__extent **out_extent) {
   if (made->victim_count > 0)
-    end_victims(pool, made);
+    (void)end_victims(pool, made);
   uint32_t done = 0;
   const quay_status status = commit_parts(pool, made, &done);
   if (status != QUAY_OK) {
@@ -397,7 +402,7 @@ static quay_status grow_pages(quay__pool *pool, const quay__pool_want *want,
   if (found.lowest == NULL)
     return quay__pool_region_reserve(pool, want);
   if (above_limit) {
-    end_victims(pool, &made);
+    (void)end_victims(pool, &made);
     undo(pool, &made, 0);
     return quay__pool_fail_limit(pool, made.bare_bytes);
   }
@@ -480,27 +485,27 @@ static quay_status grow_block(quay__pool *pool, const quay__pool_want *want,
   return status;
 }
 
-uint64_t quay__pool_release_free(quay__pool *pool) {
-  if (pool->mode != QUAY__POOL_PAGES)
-    return end_free_blocks(pool, 0);
+static uint64_t end_free_pages(quay__pool *pool) {
   uint64_t bytes = 0;
   for (;;) {
     plan made = {.part_count = 0};
     quay__lock_acquire(&pool->lock);
-    const uint64_t before = pool->committed;
     if (provision(pool))
       take_victims(pool, UINT64_MAX, &made);
     quay__lock_release(&pool->lock);
-    if (made.victim_count == 0)
+    const uint64_t gone = made.victim_count > 0 ? end_victims(pool, &made) : 0;
+    if (gone == 0) /* what can't be given back would be tried for ever */
       return bytes;
-    end_victims(pool, &made);
-    quay__lock_acquire(&pool->lock);
-    const bool less = pool->committed < before;
-    quay__lock_release(&pool->lock);
-    if (!less) /* what can't be given back would be tried for ever */
-      return bytes;
-    bytes += made.victim_bytes;
+    bytes += gone;
   }
+}
+
+uint64_t quay__pool_release_free(quay__pool *pool) {
+  quay__pool_move_begin(pool);
+  const uint64_t bytes =
+      pool->mode == QUAY__POOL_PAGES ? end_free_pages(pool) : end_free_blocks(pool, 0);
+  quay__pool_move_end(pool);
+  return bytes;
 }
 
 /* Out of memory. */
@@ -529,8 +534,8 @@ static quay_status fail_exhausted(quay__pool *pool, const quay__pool_want *want)
                         (unsigned long long)reserved, (unsigned long long)largest, inner.message);
 }
 
-static quay_status grow_once(quay__pool *pool, const quay__pool_want *want,
-                             quay__extent **out_extent) {
+static quay_status grow_until(quay__pool *pool, const quay__pool_want *want,
+                              quay__extent **out_extent) {
   if (pool->mode != QUAY__POOL_PAGES)
     return grow_block(pool, want, out_extent);
   QUAY_TRY(grow_pages(pool, want, out_extent));
@@ -539,35 +544,77 @@ static quay_status grow_once(quay__pool *pool, const quay__pool_want *want,
   return QUAY_OK;
 }
 
-/* Meanwhile threads keep nothing that is large. */
-static quay_status scrape(quay__pool *pool, const quay__pool_want *want,
-                          quay__extent **out_extent) {
-  const quay__pool_batch none = {.count = 0};
+static quay_status grow_once(quay__pool *pool, const void *want, quay__extent **out_extent) {
+  quay__pool_move_begin(pool);
+  const quay_status status = grow_until(pool, want, out_extent);
+  quay__pool_move_end(pool);
+  return status;
+}
+
+void quay__pool_give_back(quay__pool *pool) {
   uint64_t bytes = 0;
-  quay__pool_flush(pool);
-  quay__pool_wait(pool);
-  if (quay__pool_heap_take(pool, want, &none, 0, out_extent, 1) == 1)
-    return QUAY_OK;
   (void)quay__pool_release_free(pool);
   quay__error_shield();
-  if (pool->inner->vtable.trim(pool->inner, &bytes) != QUAY_OK)
-    bytes = 0; /* what follows fails by itself */
+  (void)pool->inner->vtable.trim(pool->inner, &bytes); /* what follows fails by itself */
   quay__error_unshield();
+}
+
+static uint64_t given_so_far(quay__pool *pool) {
+  quay__lock_acquire(&pool->lock);
+  const uint64_t given = pool->given;
+  quay__lock_release(&pool->lock);
+  return given;
+}
+
+/* Meanwhile threads keep nothing. What others give back after it was looked for, or had in their
+ * hands then, is looked for again: a few times, since they may be without end. */
+static quay_status rescue(quay__pool *pool, quay__pool_attempt *attempt, const void *want,
+                          quay__extent **out_extent) {
+  quay_status status;
+  uint32_t round = 0;
+  bool again;
+  atomic_fetch_add_explicit(&pool->starving, 1, memory_order_seq_cst);
+  do {
+    const uint64_t given = given_so_far(pool);
+    quay__pool_flush(pool);
+    quay__pool_wait(pool);
+    status = attempt(pool, want, out_extent);
+    again = is_out_of_memory(status) && ++round < ROUNDS &&
+            (atomic_load_explicit(&pool->moving, memory_order_acquire) != 0 ||
+             quay__pool_has_kept(pool) || given_so_far(pool) != given);
+    if (again)
+      quay__os_yield();
+  } while (again);
+  atomic_fetch_sub_explicit(&pool->starving, 1, memory_order_relaxed);
+  return status;
+}
+
+static quay_status take_or_grow(quay__pool *pool, const void *want, quay__extent **out_extent) {
+  if (quay__pool_heap_take(pool, want, NULL, 0, out_extent, 1) == 1)
+    return QUAY_OK;
+  quay__pool_give_back(pool);
   return grow_once(pool, want, out_extent);
 }
 
 /* The first failure is not the program's to see. */
-quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
-                            quay__extent **out_extent) {
+quay_status quay__pool_try(quay__pool *pool, quay__pool_attempt *first, quay__pool_attempt *last,
+                           const void *want, quay__extent **out_extent) {
   quay__error_shield();
-  const quay_status status = grow_once(pool, want, out_extent);
+  const quay_status status = first(pool, want, out_extent);
   quay__error_unshield();
   if (status == QUAY_OK)
     return QUAY_OK;
   if (!is_out_of_memory(status))
-    return grow_once(pool, want, out_extent);
-  atomic_fetch_add_explicit(&pool->starving, 1, memory_order_seq_cst);
-  const bool found = scrape(pool, want, out_extent) == QUAY_OK;
-  atomic_fetch_sub_explicit(&pool->starving, 1, memory_order_relaxed);
-  return found ? QUAY_OK : fail_exhausted(pool, want);
+    return first(pool, want, out_extent);
+  quay__error_state before;
+  quay__error_save(&before);
+  QUAY_TRY(rescue(pool, last, want, out_extent));
+  quay__error_restore(&before);
+  return QUAY_OK;
+}
+
+quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
+                            quay__extent **out_extent) {
+  const quay_status status = quay__pool_try(pool, grow_once, take_or_grow, want, out_extent);
+  return is_out_of_memory(status) ? fail_exhausted(pool, want) : status;
 }

@@ -199,6 +199,7 @@ static uint32_t give_some(quay__pool *pool, quay__extent *const *extents, uint32
       break;
     pool->used -= quay__min(size, pool->used);
   }
+  pool->given += given;
   return given;
 }
 
@@ -243,14 +244,18 @@ static void give_all_recent(quay__pool *pool) {
 
 /* What threads freed last counts as used: it must not make the peak any higher, since the pool may
  * hold as much, nor be missing from what is looked through before there is more memory. */
-uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want,
-                              const quay__pool_batch *own, uint64_t hits,
-                              quay__extent **out_extents, uint32_t count) {
+uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want, quay__pool_cache *own,
+                              uint64_t hits, quay__extent **out_extents, uint32_t count) {
+  quay__pool_batch batch = {.count = 0};
   quay__lock_acquire(&pool->lock);
+  if (own != NULL) { /* with the lock held, so that nobody misses it */
+    quay__pool_gather(own, own->recent_used, &batch);
+    own->recent_used = 0;
+  }
   quay__pool_earn(pool, 1 + hits);
   if (pool->has_streams)
     make_stream_set(pool, want->stream);
-  const uint32_t given = give_some(pool, own->extents, own->count);
+  const uint32_t given = give_some(pool, batch.extents, batch.count);
   if (pool->used + count * want->size > pool->peak_used && quay__pool_has_recent(pool))
     give_all_recent(pool);
   uint32_t taken = take_some(pool, want, out_extents, count);
@@ -258,9 +263,11 @@ uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want,
     give_all_recent(pool);
     taken = take_some(pool, want, out_extents, count);
   }
+  if (taken > 1)
+    quay__pool_move_begin(pool);
   quay__lock_release(&pool->lock);
-  if (given < own->count)
-    quay__pool_heap_give(pool, own->extents + given, own->count - given);
+  if (given < batch.count)
+    quay__pool_heap_give(pool, batch.extents + given, batch.count - given);
   return taken;
 }
 

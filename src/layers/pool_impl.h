@@ -128,9 +128,10 @@ typedef struct quay__pool {
   quay_allocator *inner;                          /* the layer retains it */
   quay_allocator *allocator;                      /* the layer itself; not retained */
   atomic_uint_fast64_t generation;                /* of the device when it was looked at last */
-  /* Allocations that find no memory: meanwhile threads keep nothing large. In the child of a fork
-   * one may stay counted, which costs it the keeping alone. */
-  atomic_uint starving;
+  /* Allocations that find no memory: meanwhile threads keep nothing. And calls that have free
+   * memory in their hands, where those don't find it. In the child of a fork one may stay counted,
+   * which costs it the keeping, and time where there is no memory. */
+  atomic_uint starving, moving;
   uint64_t cache_bytes;   /* of each thread */
   uint64_t alignment;     /* of regions: larger ones are direct */
   uint64_t page;          /* PAGES: bytes that are committed at least */
@@ -151,6 +152,7 @@ typedef struct quay__pool {
   quay__pool_region **regions; /* by number; NULL where there is none */
   uint32_t *free_numbers;      /* below region_count, as much room as for regions */
   uint32_t region_count, region_room, free_count, stream_count;
+  uint64_t given;     /* extents so far that threads gave back */
   uint64_t committed; /* bytes of the inner allocator's memory */
   uint64_t used;      /* bytes of taken extents, kept ones included */
   uint64_t peak_used;
@@ -174,6 +176,15 @@ typedef struct quay__pool_want {
 
 static inline quay__pool *quay__pool_of(const quay_allocator *allocator) {
   return allocator->self;
+}
+
+/* Around having free memory in one's hands. */
+static inline void quay__pool_move_begin(quay__pool *pool) {
+  atomic_fetch_add_explicit(&pool->moving, 1, memory_order_seq_cst);
+}
+
+static inline void quay__pool_move_end(quay__pool *pool) {
+  atomic_fetch_sub_explicit(&pool->moving, 1, memory_order_release);
 }
 
 static inline quay__pool_region *quay__pool_region_of(const quay__extent *taken) {
@@ -255,8 +266,9 @@ static inline quay__pool_cache *quay__pool_cache_of_thread(quay__pool *pool) {
 void quay__pool_flush(quay__pool *pool);
 /* What all threads keep of large blocks alone. */
 void quay__pool_flush_recent(quay__pool *pool);
-/* Whether any thread keeps some. */
+/* Whether any thread keeps some; and some of anything. */
 bool quay__pool_has_recent(quay__pool *pool);
+bool quay__pool_has_kept(quay__pool *pool);
 /* Takes out what one keeps of large blocks, of the first `count` places. */
 void quay__pool_gather(quay__pool_cache *cache, uint32_t count, quay__pool_batch *out_batch);
 void quay__pool_caches_destroy(quay__pool *pool);
@@ -267,11 +279,11 @@ void quay__pool_make_stock(quay__pool *pool);
 void quay__pool_make_room(quay__pool *pool, quay__pool_cache *cache, uint64_t size);
 
 /* pool_heap.c */
-/* Gives `own` back, takes up to `count` extents that are there, and gives their number. `hits`:
- * allocations that did not come here since the last one. */
-uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want,
-                              const quay__pool_batch *own, uint64_t hits,
-                              quay__extent **out_extents, uint32_t count);
+/* Gives back what `own`, the calling thread's (may be NULL), has of large blocks, takes up to
+ * `count` extents that are there, and gives their number. `hits`: allocations that did not come
+ * here since the last one. Where it is more than one, they are counted in `moving`. */
+uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want, quay__pool_cache *own,
+                              uint64_t hits, quay__extent **out_extents, uint32_t count);
 /* Gives extents back, each with the event in `user` or none. */
 void quay__pool_heap_give(quay__pool *pool, quay__extent *const *extents, uint32_t count);
 /* Gives back one that the work of several events uses, besides that of `user`; takes references. */
@@ -312,7 +324,15 @@ void quay__pool_bury(quay__pool *pool);
 /* pool_grow.c */
 quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
                             quay__extent **out_extent);
+/* Gives free memory to the inner allocator and tells how much; and what that keeps, too. */
 uint64_t quay__pool_release_free(quay__pool *pool);
+void quay__pool_give_back(quay__pool *pool);
+/* Allocates by `first`; where that finds no memory, by `last`, with all that is free and kept given
+ * back before. Both get `want`. */
+typedef quay_status quay__pool_attempt(quay__pool *pool, const void *want,
+                                       quay__extent **out_extent);
+quay_status quay__pool_try(quay__pool *pool, quay__pool_attempt *first, quay__pool_attempt *last,
+                           const void *want, quay__extent **out_extent);
 /* The error of what would be above the limit. */
 quay_status quay__pool_fail_limit(const quay__pool *pool, uint64_t size);
 /* With the lock held: so many allocations more, for which memory may be given back. */

@@ -228,6 +228,7 @@ static bool ask_held(quay__pool *pool, bool wait) {
   uint32_t busy_count = 0;
   bool any = false;
   quay__extent *extent;
+  quay__pool_move_begin(pool);
   while (busy_count < HELD_AT_ONCE && (extent = take_held(pool)) != NULL) {
     if (all_done(extent, wait)) {
       let_go(pool, extent);
@@ -238,6 +239,7 @@ static bool ask_held(quay__pool *pool, bool wait) {
   }
   while (busy_count > 0)
     put_back(pool, busy[--busy_count]);
+  quay__pool_move_end(pool);
   return any;
 }
 

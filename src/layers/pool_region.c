@@ -246,8 +246,8 @@ quay_status quay__pool_region_block(quay__pool *pool, const quay__pool_want *wan
   return enter_if(status, pool, region, QUAY__POOL_READY, want->size, out_taken);
 }
 
-static quay_status direct(quay__pool *pool, const quay_alloc_request *request, uint64_t size,
-                          quay__extent **out_taken) {
+static quay_status take_direct(quay__pool *pool, const quay_alloc_request *request, uint64_t size,
+                               quay__extent **out_taken) {
   quay__pool_region *region = NULL;
   QUAY_TRY(new_region(pool, QUAY__POOL_LARGE, size, &region));
   region->direct = true;
@@ -255,23 +255,31 @@ static quay_status direct(quay__pool *pool, const quay_alloc_request *request, u
   return enter_if(status, pool, region, QUAY__POOL_READY, size, out_taken);
 }
 
-quay_status quay__pool_direct(quay__pool *pool, const quay_alloc_request *request,
-                              quay__extent **out_taken) {
+static quay_status direct(quay__pool *pool, const void *wanted, quay__extent **out_taken) {
+  const quay_alloc_request *const request = wanted;
   const uint64_t granule = UINT64_C(1) << pool->granule_log2;
   uint64_t size;
   if (!quay__align_up(quay__max(request->size, 1), granule, &size))
     size = INT64_MAX & ~(granule - 1); /* refused by the inner one */
-  if (!quay__pool_charge(pool, size)) {
-    quay__pool_flush(pool);
-    (void)quay__pool_poll(pool, NULL);
-    (void)quay__pool_release_free(pool);
-    if (!quay__pool_charge(pool, size))
-      return quay__pool_fail_limit(pool, size);
-  }
-  const quay_status status = direct(pool, request, size, out_taken);
+  if (!quay__pool_charge(pool, size))
+    return quay__pool_fail_limit(pool, size);
+  quay__pool_move_begin(pool);
+  const quay_status status = take_direct(pool, request, size, out_taken);
   if (status != QUAY_OK)
     quay__pool_uncharge(pool, size);
+  quay__pool_move_end(pool);
   return status;
+}
+
+static quay_status direct_after_all(quay__pool *pool, const void *wanted,
+                                    quay__extent **out_taken) {
+  quay__pool_give_back(pool);
+  return direct(pool, wanted, out_taken);
+}
+
+quay_status quay__pool_direct(quay__pool *pool, const quay_alloc_request *request,
+                              quay__extent **out_taken) {
+  return quay__pool_try(pool, direct, direct_after_all, request, out_taken);
 }
 
 /* Ending. */

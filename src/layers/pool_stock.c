@@ -66,11 +66,13 @@ static uint32_t find_room(quay__pool *pool, quay__pool_cache *cache, uint64_t si
 
 void quay__pool_make_room(quay__pool *pool, quay__pool_cache *cache, uint64_t size) {
   quay__extent *gone[QUAY__POOL_CLASS_DEPTH];
+  quay__pool_move_begin(pool);
   quay__spin_acquire(&cache->lock);
   const uint32_t count = find_room(pool, cache, size, gone);
   quay__spin_release(&cache->lock);
   if (count > 0)
     quay__pool_heap_give(pool, gone, count);
+  quay__pool_move_end(pool);
 }
 
 /* Giving back. */
@@ -98,13 +100,46 @@ static void flush_list(quay__pool *pool, quay__pool_cache *cache, quay__pool_lis
     quay__pool_heap_give(pool, gone, count);
 }
 
+/* Whether something may be in a list. The count is its thread's, and comes after what is put. */
+static bool may_hold(const quay__pool_list *list) {
+  return atomic_load_explicit(list->count, memory_order_relaxed) > 0 ||
+         atomic_load_explicit(&list->places[0], memory_order_relaxed) != NULL;
+}
+
 static void flush_stock(quay__pool *pool, quay__pool_cache *cache) {
   quay__pool_stock *const stock = atomic_load_explicit(&cache->stock, memory_order_acquire);
   for (uint32_t i = 0; stock != NULL && i < QUAY__POOL_LISTS; i++) {
     const quay__pool_list from = quay__pool_list_numbered(pool, stock, i);
-    if (atomic_load_explicit(from.count, memory_order_relaxed) > 0)
+    if (may_hold(&from))
       flush_list(pool, cache, from);
   }
+}
+
+static bool holds(const quay__pool_list *list) {
+  for (uint32_t i = 0; i < list->depth; i++) {
+    if (atomic_load_explicit(&list->places[i], memory_order_relaxed) != NULL)
+      return true;
+  }
+  return false;
+}
+
+static bool stock_holds(const quay__pool *pool, quay__pool_cache *cache) {
+  quay__pool_stock *const stock = atomic_load_explicit(&cache->stock, memory_order_acquire);
+  for (uint32_t i = 0; stock != NULL && i < QUAY__POOL_LISTS; i++) {
+    const quay__pool_list list = quay__pool_list_numbered(pool, stock, i);
+    if (may_hold(&list) && holds(&list))
+      return true;
+  }
+  return false;
+}
+
+bool quay__pool_has_kept(quay__pool *pool) {
+  const uint32_t used = quay__thread_shards_used();
+  for (uint32_t i = 0; i < used; i++) {
+    if (stock_holds(pool, &pool->caches[i]))
+      return true;
+  }
+  return quay__pool_has_recent(pool);
 }
 
 bool quay__pool_has_recent(quay__pool *pool) {
@@ -120,19 +155,23 @@ bool quay__pool_has_recent(quay__pool *pool) {
 
 void quay__pool_flush_recent(quay__pool *pool) {
   const uint32_t used = quay__thread_shards_used();
+  quay__pool_move_begin(pool);
   for (uint32_t i = 0; i < used; i++) {
     quay__pool_batch batch;
     quay__pool_gather(&pool->caches[i], QUAY__POOL_RECENT, &batch);
     if (batch.count > 0)
       quay__pool_heap_give(pool, batch.extents, batch.count);
   }
+  quay__pool_move_end(pool);
 }
 
 void quay__pool_flush(quay__pool *pool) {
   const uint32_t used = quay__thread_shards_used();
   quay__pool_flush_recent(pool);
+  quay__pool_move_begin(pool);
   for (uint32_t i = 0; i < used; i++)
     flush_stock(pool, &pool->caches[i]);
+  quay__pool_move_end(pool);
 }
 
 void quay__pool_caches_destroy(quay__pool *pool) {

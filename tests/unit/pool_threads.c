@@ -1,0 +1,121 @@
+/* The pool layer where threads take from each other and there is hardly any memory: what fits is
+ * found, whoever has it in his hands. */
+#include <pthread.h>
+#include <quay/quay.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "support/random.h"
+#include "support/status.h"
+
+#define KIB ((uint64_t)1 << 10)
+#define MIB ((uint64_t)1 << 20)
+
+static quay_allocator *pool;
+
+/* Sanitizers are slow. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+
+enum {
+  THREADS = 4,
+  SLOTS = 64,
+#ifdef SANITIZED
+  STEPS = 20000
+#else
+  STEPS = 300000
+#endif
+};
+
+/* Nothing is live without one of these, of which there are as many as blocks that fit. */
+static atomic_int permits;
+static uint64_t block_bytes;
+static atomic_uint refused;
+static _Atomic(quay_raw_buffer *) handed_on[SLOTS];
+
+static void free_one(quay_raw_buffer *raw) {
+  if (raw == NULL)
+    return;
+  quay_raw_buffer_free(raw);
+  free(raw);
+  atomic_fetch_add(&permits, 1);
+}
+
+static quay_raw_buffer *allocate_one(void) {
+  if (atomic_fetch_sub(&permits, 1) <= 0) {
+    atomic_fetch_add(&permits, 1);
+    return NULL;
+  }
+  quay_raw_buffer *const raw = calloc(1, sizeof *raw);
+  if (quay_allocator_alloc(pool, block_bytes, NULL, raw) == QUAY_OK)
+    return raw;
+  atomic_fetch_add(&refused, 1);
+  free(raw);
+  atomic_fetch_add(&permits, 1);
+  return NULL;
+}
+
+static void *hand_on(void *seed) {
+  uint64_t random = (uint64_t)(uintptr_t)seed;
+  for (int step = 0; step < STEPS; step++) {
+    quay_raw_buffer *const raw = allocate_one();
+    free_one(atomic_exchange(&handed_on[quay_test_random(&random) % SLOTS], raw));
+  }
+  return NULL;
+}
+
+static void check_that_what_fits_is_found(const char *spec, uint64_t bytes, int count) {
+  pthread_t threads[THREADS];
+  CHECK_OK(quay_allocator_open(spec, &pool));
+  atomic_store(&permits, count);
+  atomic_store(&refused, 0);
+  block_bytes = bytes;
+  for (size_t i = 0; i < THREADS; i++)
+    cr_assert_eq(pthread_create(&threads[i], NULL, hand_on, (void *)(i + 1)), 0);
+  for (size_t i = 0; i < THREADS; i++)
+    pthread_join(threads[i], NULL);
+  for (size_t i = 0; i < SLOTS; i++)
+    free_one(atomic_exchange(&handed_on[i], NULL));
+  cr_expect_eq(atomic_load(&refused), 0, "%s: %u of %zu bytes each were refused", spec,
+               atomic_load(&refused), (size_t)bytes);
+  quay_allocator_release(pool);
+}
+
+Test(pool_threads, what_fits_is_found_though_others_have_it_in_their_hands) {
+  check_that_what_fits_is_found("pool:keep=tight,max=64KiB+cpu", 4 * KIB, 16);
+  check_that_what_fits_is_found("pool:max=64KiB+cpu", KIB, 64);
+  check_that_what_fits_is_found("pool:max=1MiB+cpu", 64 * KIB, 16);
+  check_that_what_fits_is_found("pool:max=16MiB+cpu", MIB, 16);
+}
+
+Test(pool_threads, what_fits_inside_a_limit_is_found_though_others_have_it_in_their_hands) {
+  check_that_what_fits_is_found("pool:keep=tight+limit:64KiB+cpu", 4 * KIB, 16);
+  check_that_what_fits_is_found("pool+limit:16MiB+cpu", MIB, 16);
+}
+
+/* Blocks that the pool does not carve. */
+
+static void check_a_block_of_its_own(const char *spec) {
+  const quay_alloc_options options = {.alignment = 4 * MIB};
+  quay_raw_buffer raw;
+  CHECK_OK(quay_allocator_open(spec, &pool));
+  CHECK_OK(quay_allocator_alloc(pool, 40 * MIB, NULL, &raw));
+  quay_raw_buffer_free(&raw);
+  CHECK_OK(quay_allocator_alloc(pool, 40 * MIB, &options, &raw));
+  quay_raw_buffer other;
+  CHECK_FAILS(quay_allocator_alloc(pool, 40 * MIB, &options, &other), QUAY_STATUS_LIMIT_EXCEEDED);
+  quay_raw_buffer_free(&raw);
+  quay_allocator_release(pool);
+}
+
+Test(pool_threads, a_block_of_its_own_gets_the_memory_that_the_pool_keeps) {
+  check_a_block_of_its_own("pool:max=64MiB+cpu");
+  check_a_block_of_its_own("pool+limit:64MiB+cpu");
+  check_a_block_of_its_own("pool+limit:64MiB+mmap:/tmp");
+}
