@@ -126,8 +126,8 @@ static quay__extent *take_bucket(quay__pool *pool, quay__pool_cache *cache, quay
     }
     found = extent;
     if (i < --count) {
+      sizes[i] = sizes[count]; /* before there is anything to it, for a child of a fork */
       put_into(&places[i], take_out(&places[count]));
-      sizes[i] = sizes[count];
     }
     cache->bytes -= want->size;
   }

@@ -1,11 +1,14 @@
 /* The pool layer where threads take from each other and there is hardly any memory: what fits is
- * found, whoever has it in his hands. */
+ * found, whoever has it in his hands, and a child of a fork finds blocks as they are. */
 #include <pthread.h>
 #include <quay/quay.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include "layers/offset_allocator.h"
 #include "support/random.h"
 #include "support/status.h"
 
@@ -14,7 +17,7 @@
 
 static quay_allocator *pool;
 
-/* Sanitizers are slow. */
+/* Sanitizers are slow, and ThreadSanitizer's forks slowest. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
 #elif defined(__has_feature)
@@ -27,9 +30,11 @@ enum {
   THREADS = 4,
   SLOTS = 64,
 #ifdef SANITIZED
-  STEPS = 20000
+  STEPS = 20000,
+  ROUNDS = 100
 #else
-  STEPS = 300000
+  STEPS = 300000,
+  ROUNDS = 2000
 #endif
 };
 
@@ -118,4 +123,73 @@ Test(pool_threads, a_block_of_its_own_gets_the_memory_that_the_pool_keeps) {
   check_a_block_of_its_own("pool:max=64MiB+cpu");
   check_a_block_of_its_own("pool+limit:64MiB+cpu");
   check_a_block_of_its_own("pool+limit:64MiB+mmap:/tmp");
+}
+
+/* Fork: the memory is the child's as it was at any point of what the other threads were doing. */
+
+/* Sizes that a thread keeps in one list; there are 64 lists. */
+static uint64_t other_of_the_list(uint64_t bytes) {
+  const uint64_t factor = UINT64_C(0x9e3779b97f4a7c15);
+  uint64_t other = bytes;
+  do
+    other += 64;
+  while (other / 64 * factor >> 58 != bytes / 64 * factor >> 58);
+  return other;
+}
+
+static uint64_t pair[2];
+static atomic_bool over;
+
+static void *mix_sizes(void *argument) {
+  (void)argument;
+  uint64_t random = 5;
+  while (!atomic_load_explicit(&over, memory_order_relaxed)) {
+    quay_raw_buffer raws[6];
+    for (size_t i = 0; i < 6; i++)
+      CHECK_OK(quay_allocator_alloc(pool, pair[quay_test_random(&random) % 2], NULL, &raws[i]));
+    for (size_t i = 0; i < 6; i++)
+      quay_raw_buffer_free(&raws[i]);
+  }
+  return NULL;
+}
+
+/* In a child, by a thread that gets the place of the one that is gone. */
+static void *look_at_sizes(void *argument) {
+  quay_raw_buffer raws[24];
+  bool *const fits = argument;
+  for (size_t i = 0; i < 24; i++) {
+    if (quay_allocator_alloc(pool, pair[1], NULL, &raws[i]) != QUAY_OK)
+      return NULL;
+    const quay__extent *const extent = (const quay__extent *)(uintptr_t)raws[i].cookie;
+    if (extent->size < raws[i].size)
+      return NULL;
+  }
+  *fits = true;
+  return NULL;
+}
+
+Test(pool_threads, a_child_of_a_fork_gets_no_block_that_is_too_small) {
+  pair[0] = 5120;
+  pair[1] = other_of_the_list(pair[0]);
+  CHECK_OK(quay_allocator_open("pool+cpu", &pool));
+  pthread_t thread;
+  cr_assert_eq(pthread_create(&thread, NULL, mix_sizes, NULL), 0);
+  for (int round = 0; round < ROUNDS; round++) {
+    const pid_t child = fork();
+    cr_assert_geq(child, 0);
+    if (child == 0) {
+      alarm(20);
+      bool fits = false;
+      pthread_t heir;
+      if (pthread_create(&heir, NULL, look_at_sizes, &fits) == 0)
+        pthread_join(heir, NULL);
+      _exit(fits ? 0 : 1);
+    }
+    int status = 0;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0, "round %d", round);
+  }
+  atomic_store(&over, true);
+  pthread_join(thread, NULL);
+  quay_allocator_release(pool);
 }
