@@ -17,10 +17,13 @@ uint32_t quay__pool_stream_set(const quay__pool *pool, uint64_t stream) {
   return 0;
 }
 
-/* A slot of the table that holds nothing; QUAY__POOL_STREAM_COUNT if there is none. */
+/* A slot of the table that holds nothing; QUAY__POOL_STREAM_COUNT if there is none. What a plan has
+ * taken out of a set may have to go back there. */
 static uint32_t unused_slot(quay__pool *pool) {
   if (pool->stream_count < QUAY__POOL_STREAM_COUNT)
     return pool->stream_count++;
+  if (atomic_load_explicit(&pool->moving, memory_order_relaxed) != 0)
+    return QUAY__POOL_STREAM_COUNT;
   for (uint32_t i = 0; i < QUAY__POOL_STREAM_COUNT; i++) {
     uint64_t count = 0;
     for (uint32_t arena = 0; arena < QUAY__POOL_ARENAS; arena++) {

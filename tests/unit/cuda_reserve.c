@@ -196,3 +196,67 @@ Test(cuda_reserve, a_reset_device_leaves_old_blocks_of_a_pool_to_be_forgotten) {
   simcuda_violation violation = {.message = ""};
   cr_expect_eq(raw.control->violations(&violation, 1), 0, "%s", violation.message);
 }
+
+/* While pages of a stream are about to be part of a larger block, other streams ask for memory,
+ * more than the pool has lists for, in a call of the log; then the larger block fails. */
+
+enum {
+  MANY_STREAMS = 45
+};
+
+static quay_allocator *asked;
+static quay_raw_buffer of_streams[MANY_STREAMS];
+static size_t streams_seen;
+
+static void ask_on_many_streams(void *user, quay_log_level level, const char *message) {
+  (void)user;
+  (void)level;
+  if (streams_seen != 0 || strstr(message, "given back") == NULL)
+    return;
+  for (; streams_seen < MANY_STREAMS; streams_seen++) {
+    quay_alloc_options options = {.stream = NULL};
+    CHECK_OK(quay_stream_create(quay_allocator_device(asked), NULL, &options.stream));
+    CHECK_OK(quay_allocator_alloc(asked, 1000, &options, &of_streams[streams_seen]));
+    quay_stream_release(options.stream);
+  }
+}
+
+Test(cuda_reserve, pages_of_a_stream_come_back_after_a_failure_though_others_took_its_list) {
+  setenv("SIMCUDA_SCHEDULE", "manual", 1);
+  raw.control->reset();
+  setup();
+  asked = open_spec("pool:keep=tight,block=2MiB,max=12MiB+cuda:0");
+  quay_stream *stream = NULL;
+  CHECK_OK(quay_stream_create(quay_allocator_device(asked), NULL, &stream));
+  const quay_alloc_options options = {.stream = stream};
+  quay_raw_buffer ready; /* at first all, so that nothing is given back before the failure */
+  CHECK_OK(quay_allocator_alloc(asked, 12 * MIB, NULL, &ready));
+  quay_raw_buffer_free(&ready);
+  CHECK_OK(quay_allocator_trim(asked, NULL));
+  CHECK_OK(quay_allocator_alloc(asked, 2 * MIB, NULL, &ready));
+  quay_buffer *const pending = make_buffer(asked, 2 * MIB, &options);
+  CHECK_OK(quay_buffer_fill_on(pending, "x", 1, stream));
+  quay_buffer_release(pending);
+  quay_raw_buffer_free(&ready);
+  quay_raw_buffer tiny, small; /* `small` is what is to go for the larger block */
+  CHECK_OK(quay_allocator_alloc(asked, 1000, NULL, &tiny));
+  CHECK_OK(quay_allocator_alloc(asked, MIB / 2, NULL, &small));
+  quay_raw_buffer_free(&small);
+  quay_log_set(ask_on_many_streams, NULL, QUAY_LOG_ERROR);
+  raw.control->fail("cuMemUnmap", 1, 2);
+  raw.control->fail("cuMemSetAccess", 1, 801);
+  quay_raw_buffer large;
+  CHECK_OK(quay_allocator_alloc(asked, 10 * MIB, &options, &large));
+  quay_log_set(NULL, NULL, QUAY_LOG_ERROR);
+  cr_assert_eq(streams_seen, MANY_STREAMS);
+  for (size_t i = 0; i < MANY_STREAMS; i++)
+    quay_raw_buffer_free(&of_streams[i]);
+  quay_raw_buffer_free(&large);
+  quay_raw_buffer_free(&tiny);
+  CHECK_OK(quay_stream_synchronize(stream));
+  CHECK_OK(quay_allocator_trim(asked, NULL));
+  cr_assert_eq(reserved_bytes(asked), 0);
+  quay_stream_release(stream);
+  quay_allocator_release(asked);
+  teardown();
+}
