@@ -75,7 +75,9 @@ static quay_status pool_trim(quay_allocator *allocator, uint64_t *out_bytes) {
 
 static void pool_stats(quay_allocator *allocator, quay_backend_stats *out_stats) {
   quay__pool *const pool = quay__pool_of(allocator);
-  quay__pool_flush_recent(pool); /* so that it counts as what it is: free, or pending */
+  /* So that it counts as what it is: free, or pending. */
+  quay__pool_flush_recent(pool);
+  quay__pool_flush_pending(pool);
   (void)quay__pool_poll(pool, NULL);
   *out_stats = (quay_backend_stats){.reserved_bytes = 0};
   quay__lock_acquire(&pool->lock);

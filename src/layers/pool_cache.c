@@ -233,8 +233,13 @@ QUAY__ALWAYS static inline bool cache_put(quay__pool *pool, quay__extent *extent
   quay__pool_stock *const stock = stock_of(cache);
   if (stock == NULL)
     return false;
-  return put_small(pool, cache, stock, pool->cache_bytes, extent) ||
-         put_into_room(pool, cache, stock, extent);
+  const bool pending = extent->user != NULL; /* it is anybody's afterwards */
+  if (!put_small(pool, cache, stock, pool->cache_bytes, extent) &&
+      !put_into_room(pool, cache, stock, extent))
+    return false;
+  if (pending)
+    atomic_store_explicit(&cache->pending, true, memory_order_release);
+  return true;
 }
 
 /* Allocation. */

@@ -111,6 +111,8 @@ typedef struct quay__pool_cache {
   uint64_t bytes;                    /* of the stock, with what others have taken unnoticed */
   uint64_t hits;                     /* allocations out of `recent` since the heap was last asked */
   _Atomic(quay__pool_stock *) stock; /* NULL: none yet */
+  /* The stock may have extents that work still uses. Set by the thread, after it has put one. */
+  atomic_bool pending;
   /* What is too large for the stock: as the thread freed it, not yet one with its neighbours. Any
    * allocation that would take more memory, or more than ever was in use, gives it back first. */
   _Alignas(64) quay__pool_place recent[QUAY__POOL_RECENT];
@@ -266,6 +268,8 @@ static inline quay__pool_cache *quay__pool_cache_of_thread(quay__pool *pool) {
 void quay__pool_flush(quay__pool *pool);
 /* What all threads keep of large blocks alone. */
 void quay__pool_flush_recent(quay__pool *pool);
+/* What those threads keep of small blocks that may have some that work still uses. */
+void quay__pool_flush_pending(quay__pool *pool);
 /* Whether any thread keeps some; and some of anything. */
 bool quay__pool_has_recent(quay__pool *pool);
 bool quay__pool_has_kept(quay__pool *pool);

@@ -165,6 +165,16 @@ void quay__pool_flush_recent(quay__pool *pool) {
   quay__pool_move_end(pool);
 }
 
+void quay__pool_flush_pending(quay__pool *pool) {
+  const uint32_t used = quay__thread_shards_used();
+  quay__pool_move_begin(pool);
+  for (uint32_t i = 0; i < used; i++) {
+    if (atomic_exchange_explicit(&pool->caches[i].pending, false, memory_order_acquire))
+      flush_stock(pool, &pool->caches[i]);
+  }
+  quay__pool_move_end(pool);
+}
+
 void quay__pool_flush(quay__pool *pool) {
   const uint32_t used = quay__thread_shards_used();
   quay__pool_flush_recent(pool);

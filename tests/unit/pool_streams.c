@@ -192,6 +192,21 @@ Test(pool_streams, a_block_that_several_streams_use_is_pending_until_the_last_is
   end_pool();
 }
 
+Test(pool_streams, what_a_thread_keeps_of_a_stream_is_pending_until_its_work_is_done) {
+  begin_pool("pool+late:0", 0);
+  quay_stream *const stream = stream_new(0);
+  for (size_t i = 0; i < 2; i++) {
+    quay_buffer *const buffer = create(sizes[i], stream);
+    (void)use_on(stream, buffer, QUAY_READ);
+    quay_buffer_release(buffer);
+    cr_assert_eq(pending_bytes(), sizes[i]);
+    OK(quay_stream_synchronize(stream));
+    cr_assert_eq(pending_bytes(), 0);
+  }
+  quay_stream_release(stream);
+  end_pool();
+}
+
 /* Nobody used it since the stream got it back: the old work on it is still under way. */
 Test(pool_streams, a_block_that_was_reused_and_freed_unused_is_still_pending) {
   begin_pool("pool+late:0", 0);
