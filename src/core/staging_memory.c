@@ -44,6 +44,11 @@ static segment *segments;
 static atomic_uint trims = 1;                             /* 1 more than there were */
 static pthread_cond_t emptied = PTHREAD_COND_INITIALIZER; /* one that is leaving is idle */
 
+/* Bytes of segments that threads are making, and of those the calling thread's. */
+static uint64_t making;
+static _Thread_local uint64_t own_making;
+static pthread_cond_t made_one = PTHREAD_COND_INITIALIZER; /* `making` is less */
+
 /* Pieces, with the lock held. */
 
 static bool is_taken(const segment *from, uint64_t page) {
@@ -269,44 +274,82 @@ static uint64_t bytes_kept(void) {
   return bytes;
 }
 
+static uint64_t bytes_in_all(void) {
+  return bytes_kept() + making;
+}
+
 /* How large the next segment should be: enough for all that is wanted soon. A device registers 64
  * MiB of huge pages in 2 to 3 ms while it does nothing else, and four times 16 MiB in 10 beside a
  * copy (an H200). */
 static uint64_t next_size(const quay__staging_wish *wish) {
   const uint64_t least = pages_of(wish->size) * PAGE;
   const uint64_t usual = quay__max(quay__staging_tuning_get()->segment, least + wish->more);
-  while (bytes_kept() + quay__min(usual, wish->budget) > wish->budget && end_an_idle_one())
+  while (bytes_in_all() + quay__min(usual, wish->budget) > wish->budget && end_an_idle_one())
     ;
-  const uint64_t kept = bytes_kept();
-  const uint64_t room = wish->budget > kept ? wish->budget - kept : 0;
+  const uint64_t all = bytes_in_all();
+  const uint64_t room = wish->budget > all ? wish->budget - all : 0;
   return quay__max(least, quay__align_down(quay__min(usual, room), PAGE));
 }
 
-unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment) {
-  quay__lifecycle_begin();
-  quay__global_acquire(QUAY__LOCK_STAGING);
+/* From what is there; with the lock held. */
+static unsigned char *take_one_kept(const quay__staging_wish *wish, uint64_t *out_segment) {
   unsigned char *memory = take_kept(wish, true, out_segment);
   /* Memory of another node is better than devices that take turns at page-locking their own. */
-  const bool full = bytes_kept() + quay__staging_tuning_get()->segment > wish->budget;
-  if (memory == NULL && (full || wish->kept_only))
-    memory = take_kept(wish, false, out_segment);
-  const bool enough = memory != NULL || wish->kept_only;
-  const uint64_t size = enough ? 0 : next_size(wish);
-  quay__global_release(QUAY__LOCK_STAGING);
-  if (enough)
-    return memory;
-  segment *made = make_segment(wish, size);
-  if (made == NULL)
-    return NULL;
-  mark(made, 0, pages_of(wish->size), true);
-  *out_segment = made->id;
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  const bool full = bytes_in_all() + quay__staging_tuning_get()->segment > wish->budget;
+  return memory != NULL || (!full && !wish->kept_only) ? memory
+                                                       : take_kept(wish, false, out_segment);
+}
+
+/* The same; or NULL, and `*out_size` is that of a segment to be made, which counts already; 0: none
+ * is to be made. What another thread is making has room for this one mostly, and is waited for
+ * where the budget has none for both. */
+static unsigned char *take_or_begin(const quay__staging_wish *wish, uint64_t *out_segment,
+                                    uint64_t *out_size) {
+  *out_size = 0;
+  for (;;) {
+    unsigned char *memory = take_one_kept(wish, out_segment);
+    if (memory != NULL || wish->kept_only)
+      return memory;
+    const uint64_t size = next_size(wish);
+    if (bytes_in_all() + size <= wish->budget || making == 0 || own_making != 0) {
+      making += size;
+      own_making += size;
+      *out_size = size;
+      return NULL;
+    }
+    quay__global_wait(QUAY__LOCK_STAGING, &made_one);
+  }
+}
+
+/* `made` is NULL if it could not be made; with the lock held. */
+static void end_making(segment *made, uint64_t size) {
+  making -= size;
+  own_making -= size;
+  pthread_cond_broadcast(&made_one);
   segment **last = &segments; /* at the end: the oldest ones fill up first */
   while (*last != NULL)
     last = &(*last)->next;
   *last = made;
+}
+
+unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment) {
+  uint64_t size = 0;
+  quay__lifecycle_begin();
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  unsigned char *memory = take_or_begin(wish, out_segment, &size);
   quay__global_release(QUAY__LOCK_STAGING);
-  return made->memory;
+  if (size == 0)
+    return memory;
+  segment *made = make_segment(wish, size);
+  if (made != NULL) {
+    mark(made, 0, pages_of(wish->size), true);
+    *out_segment = made->id;
+    memory = made->memory;
+  }
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  end_making(made, size);
+  quay__global_release(QUAY__LOCK_STAGING);
+  return memory;
 }
 
 bool quay__staging_memory_refused(const quay_device *device) {
@@ -370,5 +413,7 @@ void quay__staging_memory_after_fork_in_child(void) {
   *last = abandoned;
   abandoned = segments;
   segments = NULL;
+  making = own_making;
+  made_one = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   emptied = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
 }

@@ -671,3 +671,53 @@ Test(cuda_staging, whichever_call_fails_slots_of_the_threads_own_end_cleanly, .t
   const quay__staging_tuning own = small_own(2);
   sweep_failures(&own, getenv("QUAY_TEST_FULL") != NULL ? 1 : 5);
 }
+
+/* Budget. */
+
+typedef struct one_of_many {
+  pthread_t thread;
+  pthread_barrier_t *start;
+  quay_buffer *there;
+  bool in;
+} one_of_many;
+
+static void *copy_one_of_many(void *argument) {
+  const one_of_many *own = argument;
+  const uint64_t size = quay_buffer_size(own->there);
+  unsigned char *bytes = malloc(size);
+  memset(bytes, 0x5A, size);
+  pthread_barrier_wait(own->start);
+  MUST(own->in ? quay_buffer_copy_in(own->there, bytes, size)
+               : quay_buffer_copy_out(own->there, bytes, size));
+  free(bytes);
+  return NULL;
+}
+
+enum {
+  MANY = 6
+};
+
+Test(cuda_staging, copies_that_begin_together_lock_no_more_memory_than_the_budget) {
+  setenv("QUAY_STAGING_BYTES", "16MiB", 1);
+  quay_allocator *device = open_spec("cuda:0");
+  one_of_many each[MANY];
+  pthread_barrier_t start;
+  pthread_barrier_init(&start, NULL, MANY);
+  for (int i = 0; i < MANY; i++) {
+    each[i] = (one_of_many){.start = &start, .in = i % 2 == 0};
+    MUST(quay_buffer_create(device, QUAY_U8, 1, (int64_t[]){20 * MIB}, NULL, &each[i].there));
+    MUST(quay_buffer_fill(each[i].there, "y", 1));
+  }
+  MUST(quay_collect(NULL));
+  const uint64_t before = pinned_bytes();
+  for (int i = 0; i < MANY; i++)
+    cr_assert_eq(pthread_create(&each[i].thread, NULL, copy_one_of_many, &each[i]), 0);
+  for (int i = 0; i < MANY; i++)
+    pthread_join(each[i].thread, NULL);
+  cr_expect_leq(pinned_bytes() - before, 16 * MIB, "%llu bytes are page-locked",
+                (unsigned long long)(pinned_bytes() - before));
+  pthread_barrier_destroy(&start);
+  for (int i = 0; i < MANY; i++)
+    quay_buffer_release(each[i].there);
+  quay_allocator_release(device);
+}
