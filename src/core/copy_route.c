@@ -38,7 +38,6 @@ typedef struct choice {
   uint32_t threads;
   uint64_t staging_bytes; /* that the backend holds by itself */
   const char *reason;
-  quay__staging_plan staging; /* of WAY_STAGED */
 } choice;
 
 static const quay_copy_options no_options = {0};
@@ -150,13 +149,16 @@ static void find_sides(const quay__side *destination, const quay__side *source, 
   *(into ? &out->destination : &out->source) = &out->side;
 }
 
+/* With a plan of its own: the other backend's device may have gone since the copy was planned. */
 static quay_status move_staged(const quay__side *destination, const quay__side *source,
-                               uint64_t size, const quay__staging_plan *plan,
-                               const quay_copy_options *options, bool *out_moved) {
+                               uint64_t size, const quay_copy_options *options, bool *out_moved) {
+  quay__staging_plan plan;
   staged_sides sides;
   find_sides(destination, source, size, &sides);
-  const quay_status status =
-      quay__stage(sides.destination, sides.source, size, plan, options, out_moved);
+  quay_status status =
+      quay__staging_plan_make(sides.destination, sides.source, size, options, &plan);
+  if (status == QUAY_OK)
+    status = quay__stage(sides.destination, sides.source, size, &plan, options, out_moved);
   quay_allocator_release(sides.other.allocator);
   return status;
 }
@@ -189,7 +191,6 @@ static quay_status staged(const quay__side *destination, const quay__side *sourc
                     ? "in chunks through page-locked host memory, by CUDA, which has imported "
                       "the memory"
                     : staging.reason,
-      .staging = staging,
   };
   return QUAY_OK;
 }
@@ -387,7 +388,7 @@ static quay_status choose_and_move(const quay__side *destination, const quay__si
   choice chosen;
   QUAY_TRY(choose(destination, source, size, options, &chosen));
   if (chosen.way == WAY_STAGED)
-    return move_staged(destination, source, size, &chosen.staging, options, out_moved);
+    return move_staged(destination, source, size, options, out_moved);
   copy_job job = {.destination = destination, .source = source, .size = size, .options = options};
   QUAY_TRY(prepare(&job, chosen.way));
   return move_in_slices(&job, chosen.way, out_moved);

@@ -10,11 +10,13 @@
 #include "core/error.h"
 #include "core/os.h"
 #include "core/pair_path.h"
+#include "core/staging_memory.h"
 
 /* A block of Vulkan's as CUDA sees it: quay__vulkan_block.imported. */
 typedef struct import {
-  quay_device *device; /* CUDA's, retained */
-  uint64_t generation; /* of that device */
+  struct import *older; /* of before a reset: other threads may be looking at it */
+  quay_device *device;  /* CUDA's, retained */
+  uint64_t generation;  /* of that device */
   quay__cu_external external;
   quay__cu_pointer pointer; /* of the block's first byte */
 } import;
@@ -86,11 +88,7 @@ static bool is_current(const import *found) {
          quay_device_health(found->device) == QUAY_HEALTH_OK;
 }
 
-/* quay__vulkan_block.end_import: the memory behind it is about to go. */
-static void end_import(void *imported) {
-  import *const ended = imported;
-  if (ended == NULL)
-    return;
+static void end_one(import *ended) {
   quay__cuda_device *const device = quay__cuda_device_of(ended->device);
   quay__cuda_scope scope;
   quay__error_state saved;
@@ -102,6 +100,16 @@ static void end_import(void *imported) {
   quay__error_restore(&saved);
   quay_device_release(ended->device);
   quay__os_free(ended);
+}
+
+/* quay__vulkan_block.end_import: the memory behind it is about to go. */
+static void end_import(void *imported) {
+  import *each = imported;
+  while (each != NULL) {
+    import *const older = each->older;
+    end_one(each);
+    each = older;
+  }
 }
 
 static quay_status export_file(quay__vulkan_block *block, int *out_file) {
@@ -168,7 +176,8 @@ static quay_status new_import(quay__cuda_device *device, quay__vulkan_block *blo
   return QUAY_OK;
 }
 
-/* Made at the first copy; of threads that race one wins, and the others' are ended. */
+/* Made at the first copy, and anew when the CUDA device was reset; of threads that race one wins,
+ * and the others' are ended. */
 static quay_status find_import(quay__cuda_device *device, quay__vulkan_block *block,
                                import **out_import) {
   void *known = atomic_load_explicit(&block->imported, memory_order_acquire);
@@ -178,12 +187,12 @@ static quay_status find_import(quay__cuda_device *device, quay__vulkan_block *bl
   import *made = NULL;
   QUAY_TRY(new_import(device, block, &made));
   atomic_store_explicit(&block->end_import, end_import, memory_order_relaxed);
+  made->older = known;
   if (atomic_compare_exchange_strong_explicit(&block->imported, &known, made, memory_order_acq_rel,
                                               memory_order_acquire)) {
-    end_import(known); /* of a CUDA device that was reset */
     *out_import = made;
   } else {
-    end_import(made);
+    end_one(made);
     *out_import = known;
   }
   return QUAY_OK;
@@ -343,8 +352,8 @@ static quay_status submit(quay_device *on, uint64_t stream, quay_raw_buffer *des
  * for copies of NVIDIA's Vulkan driver reaches 0.88 of what CUDA does, and 0.85 in pieces (an
  * H200). */
 
-/* The CUDA device of the Vulkan allocator's GPU, if it is open and can; else NULL. One reference.
- */
+/* The CUDA device of the Vulkan allocator's GPU, if it is open and can; else NULL. One that locks
+ * no memory would copy in turns with the host. One reference. */
 static quay_device *find_peer(const quay_allocator *allocator, const quay_raw_buffer *raw) {
   ends of = {.vulkan = quay__vulkan_of(allocator), .vulkan_raw = raw};
   static const quay_raw_buffer any = {.arm = QUAY_RAW_NONE};
@@ -355,7 +364,7 @@ static quay_device *find_peer(const quay_allocator *allocator, const quay_raw_bu
     return NULL;
   quay_device *const peer = quay__cuda_device_find(of.vulkan->device->uuid);
   if (peer != NULL && quay_device_health(peer) == QUAY_HEALTH_OK &&
-      can_import(quay__cuda_device_of(peer)->api))
+      quay__staging_memory_pins(peer) && can_import(quay__cuda_device_of(peer)->api))
     return peer;
   quay_device_release(peer);
   return NULL;
