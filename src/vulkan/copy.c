@@ -330,6 +330,12 @@ quay_status quay__vulkan_copy_within(quay_allocator *allocator, quay_raw_buffer 
   return copy_places(self, &to, &from, size);
 }
 
+/* As stage() has it: memory that the program made takes lanes. */
+static bool is_staged(const quay_raw_buffer *raw, uint64_t size) {
+  return size > QUAY__VULKAN_SLOT_BYTES &&
+         (raw->arm != QUAY_RAW_VULKAN || quay__vulkan_span_of(raw) != NULL);
+}
+
 /* `out_by_cuda`: where the memory is not there yet, if that will be so. */
 static bool plan_host_stage(const quay_allocator *allocator, const quay_raw_buffer *destination,
                             const quay_raw_buffer *source, uint64_t size,
@@ -353,7 +359,7 @@ void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *de
     return;
   quay__staging_plan plan;
   bool by_cuda = false;
-  if (size > QUAY__VULKAN_SLOT_BYTES &&
+  if (is_staged(destination != NULL ? destination : source, size) &&
       plan_host_stage(allocator, destination, source, size, &plan, &by_cuda)) {
     out_info->chunk = plan.chunk;
     out_info->threads = plan.threads;

@@ -121,6 +121,36 @@ Test(vulkan_import, memory_of_the_program_is_copied_although_queues_for_copies_d
   quay_allocator_release(allocator);
 }
 
+Test(vulkan_import, plans_of_memory_of_the_program_say_that_its_copies_take_lanes, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  quay_allocator *allocator = open_spec("vulkan:0"), *cpu = open_spec("cpu");
+  quay_buffer *owner = make_buffer(allocator, LARGE), *host = make_buffer(cpu, LARGE);
+  quay_vulkan_memory memory;
+  quay_raw_buffer raw;
+  quay_buffer *adopted = NULL;
+  const int64_t shape[] = {(int64_t)LARGE};
+  CHECK_OK(quay_vulkan_window(owner, &memory));
+  CHECK_OK(quay_vulkan_adopt(allocator, &memory, NULL, NULL, &raw));
+  CHECK_OK(quay_buffer_from_raw(&raw, QUAY_U8, 1, shape, &adopted));
+  const uint64_t imports = shim->calls("vkGetMemoryHostPointerPropertiesEXT");
+  CHECK_OK(quay_buffer_copy_from(adopted, host));
+  CHECK_OK(quay_buffer_copy_from(host, adopted));
+  cr_assert_eq(shim->calls("vkGetMemoryHostPointerPropertiesEXT"), imports);
+  for (int in = 0; in < 2; in++) {
+    quay_buffer *to = in != 0 ? adopted : host, *from = in != 0 ? host : adopted;
+    quay_copy_plan_info plan;
+    CHECK_OK(quay_copy_plan(to, 0, from, 0, LARGE, NULL, &plan));
+    cr_expect_null(strstr(plan.reason, "imported"), "%s", plan.reason);
+    cr_expect_eq(plan.chunk, (uint64_t)4 << 20);
+  }
+  quay_buffer_release(adopted);
+  quay_buffer_release(host);
+  quay_buffer_release(owner);
+  quay_allocator_release(cpu);
+  quay_allocator_release(allocator);
+}
+
 Test(vulkan_import, a_stream_for_copies_copies_and_is_none_of_the_programs, .init = setup,
      .fini = teardown) {
   (void)setenv("VKSHIM_DISCRETE", "1", 1);
