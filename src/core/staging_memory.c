@@ -332,6 +332,15 @@ static void end_making(segment *made, uint64_t size) {
   *last = made;
 }
 
+bool quay__staging_memory_has_room(const quay__staging_wish *wish) {
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  uint64_t busy = making;
+  for (const segment *each = segments; each != NULL; each = each->next)
+    busy += each->used != 0 || each->leaving ? each->size : 0;
+  quay__global_release(QUAY__LOCK_STAGING);
+  return busy + pages_of(wish->size) * PAGE <= wish->budget;
+}
+
 unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment) {
   uint64_t size = 0;
   quay__lifecycle_begin();

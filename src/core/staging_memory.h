@@ -20,6 +20,9 @@ typedef struct quay__staging_wish {
 /* Page-aligned memory; NULL if there is none. Of two pieces with the same `*out_segment` that lie
  * side by side one transfer can read both. Keeps the thread's error. */
 unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment);
+/* Whether memory could be made for it within the budget. Without room a piece of another size that
+ * is given back may leave a gap that fits; a copy's first slot does not wait for that. */
+bool quay__staging_memory_has_room(const quay__staging_wish *wish);
 void quay__staging_memory_give(const unsigned char *memory, uint64_t size);
 
 /* Whether memory that `pinned_by` has page-locked is so for `device`, too. */

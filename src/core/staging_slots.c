@@ -86,6 +86,11 @@ static void grow(quay__ring *ring, uint64_t wanted, bool begun) {
     const bool pinned = plan->pin != NULL;
     if (open_slot(ring, wanted, pinned))
       continue;
+    const quay__staging_wish wish = {.size = plan->chunk, .budget = plan->budget};
+    if (begun && pinned && !quay__staging_memory_has_room(&wish)) {
+      quay__staging_give_back(plan->chunk);
+      return; /* for now */
+    }
     const bool made = begun && pinned && open_slot(ring, wanted, false);
     if (!made)
       quay__staging_give_back(plan->chunk);
