@@ -203,7 +203,7 @@ static bool batches(const quay__ring *ring) {
 /* Whether to wait for more neighbours, if `more` slots are still to come: the device has enough to
  * do meanwhile, and when it has not, they go as they are. */
 static bool may_grow(const quay__ring *ring, const quay__leg *leg, uint64_t bytes, bool more) {
-  return more && leg->in_flight >= ring->tuning->in_flight_least &&
+  return more && leg->in_flight != 0 && leg->in_flight >= ring->tuning->in_flight_least &&
          bytes < ring->tuning->join_least;
 }
 
