@@ -159,7 +159,7 @@ static quay_status move_staged(const quay__side *destination, const quay__side *
       quay__staging_plan_make(sides.destination, sides.source, size, options, &plan);
   if (status == QUAY_OK)
     status = quay__stage(sides.destination, sides.source, size, &plan, options, out_moved);
-  quay_allocator_release(sides.other.allocator);
+  quay__pair_stand_in_end(&sides.other);
   return status;
 }
 
@@ -179,7 +179,7 @@ static quay_status staged(const quay__side *destination, const quay__side *sourc
   const quay_status status =
       quay__staging_plan_make(sides.destination, sides.source, size, options, &staging);
   const bool stands_in = sides.other.allocator != NULL;
-  quay_allocator_release(sides.other.allocator);
+  quay__pair_stand_in_end(&sides.other);
   QUAY_TRY(status);
   *out_choice = (choice){
       .way = WAY_STAGED,

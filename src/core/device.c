@@ -7,6 +7,7 @@
 #include "core/device_impl.h"
 #include "core/lifecycle.h"
 #include "core/os.h"
+#include "core/pair_path.h"
 #include "core/staging.h"
 #include "core/vtable.h"
 #include "cpu/cpu.h"
@@ -139,10 +140,17 @@ quay_status quay_device_reset(quay_device *device) {
                       "keeps one); end the accesses and release the streams first",
                       device->name, streams);
   }
+  if (!quay__pair_reset_begin()) {
+    return quay__fail(QUAY_STATUS_BUSY,
+                      "resetting the device %s from inside a copy; reset it after the copy",
+                      device->name);
+  }
   quay__staging_drop(device);
-  QUAY_TRY(device->vtable.reset(device));
-  quay_device_advance_generation(device);
-  return QUAY_OK;
+  const quay_status status = device->vtable.reset(device);
+  if (status == QUAY_OK)
+    quay_device_advance_generation(device);
+  quay__pair_reset_end();
+  return status;
 }
 
 quay_status quay__device_fail_lost(quay_device *device) {

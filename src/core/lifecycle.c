@@ -11,6 +11,7 @@
 #include "core/default_allocator.h"
 #include "core/error.h"
 #include "core/lock.h"
+#include "core/pair_path.h"
 #include "core/staging_budget.h"
 #include "core/staging_memory.h"
 #include "core/thread.h"
@@ -35,6 +36,7 @@ static void after_fork_in_child(void) {
   quay__workers_after_fork_in_child();
   quay__thread_after_fork_in_child();
   quay__staging_after_fork_in_child();
+  quay__pair_after_fork_in_child();
   quay__staging_memory_after_fork_in_child();
   quay__lock_after_fork_in_child();
 }

@@ -7,7 +7,7 @@
 
 /* Memory of one backend as another one's. */
 typedef struct quay__stand_in {
-  quay_allocator *allocator; /* the caller's to release */
+  quay_allocator *allocator; /* NULL: there is none */
   quay_raw_buffer raw;       /* whole; nobody's to free */
 } quay__stand_in;
 
@@ -47,6 +47,18 @@ const quay__pair_path *quay__pair_path_find(const quay_raw_buffer *destination,
 bool quay__pair_can_stand_in(const quay_allocator *allocator, const quay_raw_buffer *raw);
 bool quay__pair_stand_in(const quay_allocator *allocator, const quay_raw_buffer *raw,
                          quay__stand_in *out_stand_in);
+
+/* Gives back what quay__pair_stand_in() has found, also where it found none. */
+void quay__pair_stand_in_end(const quay__stand_in *ended_one);
+
+/* Whoever copies memory of one backend need not know of the other's device, which may be reset
+ * meanwhile: a reset waits for the copies that it stands in for, and lets none begin. False: the
+ * calling thread is inside one. */
+bool quay__pair_reset_begin(void);
+void quay__pair_reset_end(void);
+
+/* For lifecycle.c alone, with every lock held: copies of other threads are not in the child. */
+void quay__pair_after_fork_in_child(void);
 
 /* src/interop/cuda_vulkan.c */
 extern const quay__pair_path quay__pair_cuda_vulkan;

@@ -245,7 +245,7 @@ static quay_status stage(quay_allocator *allocator, const quay_raw_buffer *raw, 
   if (stands_in(allocator, raw) && quay__pair_stand_in(allocator, raw, &other)) {
     const quay__side side = {.allocator = other.allocator, .raw = &other.raw, .offset = offset};
     const quay_status status = stage_by(&side, of, out_done);
-    quay_allocator_release(other.allocator);
+    quay__pair_stand_in_end(&other);
     if (*out_done || status != QUAY_OK)
       return status;
   }
@@ -347,7 +347,7 @@ static bool plan_host_stage(const quay_allocator *allocator, const quay_raw_buff
     *out_by_cuda = quay__pair_stand_in(allocator, raw, &other);
   const bool planned = quay__host_stage_plan(other.allocator != NULL ? other.allocator : allocator,
                                              destination != NULL, size, out_plan);
-  quay_allocator_release(other.allocator);
+  quay__pair_stand_in_end(&other);
   return planned;
 }
 

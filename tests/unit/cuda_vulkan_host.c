@@ -178,3 +178,54 @@ Test(cuda_vulkan_host, threads_that_find_cuda_reset_at_once_make_one_import_and_
   quay_allocator_release(cuda);
   quay_allocator_release(vulkan);
 }
+
+static atomic_bool ended;
+
+/* Whoever copies Vulkan's memory need not know of CUDA. */
+static void *copy_until_ended(void *argument) {
+  const two *both = argument;
+  for (int i = 0; i < 3 || !atomic_load(&ended); i++)
+    CHECK_OK(quay_buffer_copy_from(both->there, both->here));
+  return NULL;
+}
+
+static void check_resets(const char *other) {
+  two both = two_open(other);
+  pthread_t copying;
+  write_pattern(both.here, 51);
+  atomic_store(&ended, false);
+  cr_assert_eq(pthread_create(&copying, NULL, copy_until_ended, &both), 0);
+  for (int round = 0; round < RESETS; round++) {
+    (void)usleep(3000);
+    CHECK_OK(quay_device_reset(quay_allocator_device(both.cuda)));
+  }
+  atomic_store(&ended, true);
+  pthread_join(copying, NULL);
+  check_pattern(both.there, 51);
+  two_close(&both);
+}
+
+Test(cuda_vulkan_host, copies_of_vulkans_memory_arrive_while_cuda_is_reset, .init = setup_both,
+     .fini = teardown_both) {
+  check_resets("cpu");
+  check_resets("mmap:/tmp");
+}
+
+static bool reset_meanwhile(void *user, uint64_t done, uint64_t total) {
+  (void)done;
+  (void)total;
+  CHECK_FAILS(quay_device_reset(user), QUAY_STATUS_BUSY);
+  return true;
+}
+
+Test(cuda_vulkan_host, a_callback_cannot_reset_cuda_under_its_own_copy, .init = setup_both,
+     .fini = teardown_both) {
+  two both = two_open("mmap:/tmp");
+  write_pattern(both.here, 61);
+  const quay_copy_options options = {.progress = reset_meanwhile,
+                                     .progress_user = quay_allocator_device(both.cuda)};
+  CHECK_OK(quay_buffer_copy_region(both.there, 0, both.here, 0, SIZE, &options));
+  check_pattern(both.there, 61);
+  CHECK_OK(quay_device_reset(quay_allocator_device(both.cuda)));
+  two_close(&both);
+}
