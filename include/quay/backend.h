@@ -144,7 +144,8 @@ typedef struct quay_device_vtable {
    * through such memory in pieces; where pin fails, or is not there, through copy_in and copy_out.
    */
   quay_status (*pin)(quay_device *device, void *memory, uint64_t size);
-  void (*unpin)(quay_device *device, void *memory, uint64_t size);
+  /* False: it may still be page-locked, so that nobody else gets the memory. */
+  bool (*unpin)(quay_device *device, void *memory, uint64_t size);
   /* What pin has taken is page-locked for this device alone, as host memory is that one device has
    * imported: copies of other devices, of this backend too, get other memory. */
   bool pins_for_itself;

@@ -144,9 +144,11 @@ static void end_segment(segment *ended) {
     quay__os_free(ended);
     return;
   }
-  if (ended->device != NULL)
-    ended->device->vtable.unpin(ended->device, ended->memory, ended->size);
-  if (quay__os_munmap(ended->memory, ended->size) != 0) {
+  const bool free = ended->device == NULL ||
+                    ended->device->vtable.unpin(ended->device, ended->memory, ended->size);
+  /* Else the address space stays: whoever got it next would have memory that the device takes for
+   * page-locked. */
+  if (free && quay__os_munmap(ended->memory, ended->size) != 0) {
     quay_log(QUAY_LOG_ERROR, "%llu bytes of staging memory can't be given back to the system",
              (unsigned long long)ended->size);
   }

@@ -316,7 +316,7 @@ quay_status quay__cuda_submit_fill(quay__cuda_device *device, quay__cu_stream st
 
 /* pin.c */
 quay_status quay__cuda_pin(quay_device *quay, void *memory, uint64_t size);
-void quay__cuda_unpin(quay_device *quay, void *memory, uint64_t size);
+bool quay__cuda_unpin(quay_device *quay, void *memory, uint64_t size);
 
 /* peer.c */
 typedef enum quay__cuda_peer {

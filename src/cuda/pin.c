@@ -16,17 +16,19 @@ quay_status quay__cuda_pin(quay_device *quay, void *memory, uint64_t size) {
   return status;
 }
 
-/* The memory goes back to the system in any case. */
-void quay__cuda_unpin(quay_device *quay, void *memory, uint64_t size) {
+/* A driver that is gone or lost does not look at what it had locked any more. */
+bool quay__cuda_unpin(quay_device *quay, void *memory, uint64_t size) {
   quay__cuda_device *const device = quay__cuda_device_of(quay);
   quay__cuda_scope scope;
-  const bool usable = quay__cuda_callable() && quay_device_health(quay) == QUAY_HEALTH_OK;
-  if (!usable || quay__cuda_enter(device, true, &scope) != QUAY_OK)
-    return;
+  if (!quay__cuda_callable() || quay_device_health(quay) != QUAY_HEALTH_OK)
+    return true;
+  if (quay__cuda_enter(device, true, &scope) != QUAY_OK)
+    return quay_device_health(quay) != QUAY_HEALTH_OK;
   const quay__cu_result result = device->api->cuMemHostUnregister(memory);
   if (result != QUAY__CU_SUCCESS) {
     quay__cuda_report(device, result, "%llu bytes of host memory can't be unlocked for %s",
                       (unsigned long long)size, device->name);
   }
   quay__cuda_leave(&scope);
+  return result == QUAY__CU_SUCCESS || quay_device_health(quay) != QUAY_HEALTH_OK;
 }

@@ -580,7 +580,7 @@ quay_status quay__vulkan_pin(quay_device *quay, void *memory, uint64_t size) {
   return QUAY_OK;
 }
 
-void quay__vulkan_unpin(quay_device *quay, void *memory, uint64_t size) {
+bool quay__vulkan_unpin(quay_device *quay, void *memory, uint64_t size) {
   quay__vulkan_device *const device = quay__vulkan_device_of(quay);
   (void)size;
   quay__lock_acquire(&device->lock);
@@ -592,4 +592,5 @@ void quay__vulkan_unpin(quay_device *quay, void *memory, uint64_t size) {
   quay__lock_release(&device->lock);
   if (block != NULL)
     end_block(block);
+  return true;
 }

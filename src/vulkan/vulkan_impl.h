@@ -309,7 +309,7 @@ quay_status quay__vulkan_invalidate(quay__vulkan_block *block, uint64_t offset, 
 /* Imports host memory of the process, so that the device copies from and to it; it is found by
  * quay__vulkan_block_at() until it is given up. */
 quay_status quay__vulkan_pin(quay_device *quay, void *memory, uint64_t size);
-void quay__vulkan_unpin(quay_device *quay, void *memory, uint64_t size);
+bool quay__vulkan_unpin(quay_device *quay, void *memory, uint64_t size);
 /* The block of host memory of the device that has all of these bytes mapped; NULL: none. */
 quay__vulkan_block *quay__vulkan_block_at(quay__vulkan_device *device, const void *memory,
                                           uint64_t size);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -670,6 +671,42 @@ Test(cuda_staging, whichever_call_of_the_driver_fails_the_copy_ends_cleanly, .ti
 Test(cuda_staging, whichever_call_fails_slots_of_the_threads_own_end_cleanly, .timeout = 300) {
   const quay__staging_tuning own = small_own(2);
   sweep_failures(&own, getenv("QUAY_TEST_FULL") != NULL ? 1 : 5);
+}
+
+/* Memory that the driver won't let go. */
+
+enum {
+  PIECES = 200
+};
+
+/* What the driver knows as page-locked must not become somebody's ordinary memory. */
+Test(cuda_staging, memory_that_cannot_be_unlocked_is_not_given_to_anybody_else) {
+  const uint64_t size = 300 * KIB + 4096;
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *there = pattern_buffer(device, size, 1);
+  pattern_check_buffer(there, 0, 1);
+  sim->fail("cuMemHostUnregister", 1, 999);
+  const uint64_t failed = sim->failed();
+  MUST(quay_collect(NULL));
+  cr_assert_eq(sim->failed(), failed + 1);
+  unsigned char *pieces[PIECES];
+  for (int i = 0; i < PIECES; i++) {
+    pieces[i] =
+        quay__os_mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    cr_assert_neq((void *)pieces[i], MAP_FAILED);
+    pattern_make(pieces[i], size, 2);
+    quay__staging_report report = {.chunks = 0};
+    quay__staging_report_to(&report);
+    MUST(quay_buffer_copy_in(there, pieces[i], size));
+    quay__staging_report_to(NULL);
+    cr_assert_gt(report.chunks, 0u, "piece %d passes for page-locked memory", i);
+  }
+  for (int i = 0; i < PIECES; i++)
+    cr_assert_eq(quay__os_munmap(pieces[i], size), 0);
+  quay_buffer_release(there);
+  quay_allocator_release(device);
+  MUST(quay_shutdown());
+  sim->reset(); /* what it was not let go of is still there */
 }
 
 /* Budget. */
