@@ -7,6 +7,7 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/lifecycle.h"
+#include "core/lock.h"
 #include "core/os.h"
 #include "core/storage.h"
 #include "core/stream_impl.h"
@@ -157,22 +158,55 @@ static uint64_t live_raw_buffers(const quay_allocator *allocator) {
          atomic_load_explicit(&allocator->adopted, memory_order_acquire);
 }
 
-/* Around counting a raw buffer as gone. Of the threads that free the last ones of a lingering
- * allocator one destroys it, and the others touch it no more after they have counted: so they count
- * one at a time. True if the second call is due. */
-static bool begin_counting(quay_allocator *allocator) {
-  if (!atomic_load_explicit(&allocator->lingering, memory_order_acquire))
-    return false;
-  quay__stripe_acquire(allocator);
-  return true;
+/* Released allocators with live raw buffers; guarded by QUAY__LOCK_LINGERING. */
+static quay_allocator *first_lingering;
+static atomic_uint lingering_count;
+
+/* Takes an allocator, or any if it is NULL, off the list if it is on it and nothing of it is live.
+ * It may be gone. */
+static quay_allocator *take_over(const quay_allocator *wanted) {
+  quay_allocator *found = NULL;
+  quay__global_acquire(QUAY__LOCK_LINGERING);
+  for (quay_allocator **place = &first_lingering; *place != NULL && found == NULL;) {
+    if ((wanted == NULL || *place == wanted) && live_raw_buffers(*place) == 0) {
+      found = *place;
+      *place = found->next_lingering;
+      atomic_fetch_sub_explicit(&lingering_count, 1, memory_order_relaxed);
+    } else {
+      place = &(*place)->next_lingering;
+    }
+  }
+  quay__global_release(QUAY__LOCK_LINGERING);
+  return found;
 }
 
-static void end_counting(quay_allocator *allocator) {
-  const bool over = live_raw_buffers(allocator) == 0 &&
-                    atomic_exchange_explicit(&allocator->lingering, false, memory_order_acq_rel);
-  quay__stripe_release(allocator);
-  if (over)
-    destroy(allocator);
+/* After a raw buffer was counted as gone, from when on another thread may have destroyed a
+ * lingering allocator: nothing of it is touched before it was found on the list. */
+static void end_if_over(const quay_allocator *allocator) {
+  if (atomic_load_explicit(&lingering_count, memory_order_relaxed) == 0)
+    return;
+  quay_allocator *const over = take_over(allocator);
+  if (over != NULL)
+    destroy(over);
+}
+
+void quay__allocators_end_lingering(void) {
+  quay_allocator *over;
+  while ((over = take_over(NULL)) != NULL)
+    destroy(over);
+}
+
+/* A free counts and then looks at the list; here the list is entered and then the count looked at.
+ * A free that looks before others see its count misses it: the next one, or quay_shutdown(), does
+ * not. */
+static void linger(quay_allocator *allocator) {
+  atomic_store_explicit(&allocator->lingering, true, memory_order_release);
+  quay__global_acquire(QUAY__LOCK_LINGERING);
+  allocator->next_lingering = first_lingering;
+  first_lingering = allocator;
+  atomic_fetch_add_explicit(&lingering_count, 1, memory_order_seq_cst);
+  quay__global_release(QUAY__LOCK_LINGERING);
+  end_if_over(allocator);
 }
 
 void quay_allocator_release(quay_allocator *allocator) {
@@ -194,9 +228,7 @@ void quay_allocator_release(quay_allocator *allocator) {
              allocator->spec, (unsigned long long)live, (unsigned long long)stats.live_bytes);
     if (allocator->report_leaks != NULL)
       allocator->report_leaks(allocator);
-    atomic_store_explicit(&allocator->lingering, true, memory_order_release);
-    if (begin_counting(allocator))
-      end_counting(allocator);
+    linger(allocator);
   }
   quay__error_restore(&saved);
 }
@@ -428,20 +460,16 @@ void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *con
     quay__statistics_error(&allocator->statistics);
     return;
   }
-  const bool lingering = begin_counting(allocator);
   quay__statistics_free(&allocator->statistics, size);
-  if (lingering)
-    end_counting(allocator);
+  end_if_over(allocator);
 }
 
 quay_status quay__release(quay_allocator *allocator, quay_raw_buffer *raw,
                           quay_host_memory *out_memory) {
   const uint64_t size = (raw->flags & QUAY__RAW_RESERVED) != 0 ? 0 : raw->size;
   QUAY_TRY(allocator->vtable.release(allocator, raw, out_memory));
-  const bool lingering = begin_counting(allocator);
   quay__statistics_free(&allocator->statistics, size);
-  if (lingering)
-    end_counting(allocator);
+  end_if_over(allocator);
   return QUAY_OK;
 }
 
@@ -450,10 +478,8 @@ void quay__adopted_add(quay_allocator *allocator) {
 }
 
 void quay__adopted_remove(quay_allocator *allocator) {
-  const bool lingering = begin_counting(allocator);
   atomic_fetch_sub_explicit(&allocator->adopted, 1, memory_order_acq_rel);
-  if (lingering)
-    end_counting(allocator);
+  end_if_over(allocator);
 }
 
 /* Statistics and the rest. */

@@ -25,6 +25,7 @@ struct quay_allocator {
   atomic_uint references;
   atomic_uint adopted;   /* live adopted raw buffers */
   atomic_bool lingering; /* released with live raw buffers; destroyed by the last free */
+  quay_allocator *next_lingering;
   quay__statistics statistics;
   /* Of a layer that knows its live blocks (NULL: of no other): logs each. Called once, without a
    * lock, when the last reference is given back while raw buffers are live. */
@@ -70,6 +71,9 @@ void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *con
 /* Gives up ownership through `allocator` and counts. */
 quay_status quay__release(quay_allocator *allocator, quay_raw_buffer *raw,
                           quay_host_memory *out_memory);
+
+/* Destroys the lingering allocators that nothing is live of any more. */
+void quay__allocators_end_lingering(void);
 
 /* Counts an adopted raw buffer, for which a released allocator lingers as for its own. */
 void quay__adopted_add(quay_allocator *allocator);

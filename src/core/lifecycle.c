@@ -89,6 +89,7 @@ static int64_t own_allocators(quay_allocator *outermost, unsigned own) {
 
 quay_status quay_shutdown(void) {
   QUAY_TRY(quay_collect(NULL)); /* storages whose device work is done are nobody's any more */
+  quay__allocators_end_lingering();
   const int64_t storages = quay__live_get(QUAY__LIVE_STORAGES);
   const int64_t streams = quay__live_get(QUAY__LIVE_STREAMS);
   const int64_t accesses = quay__live_get(QUAY__LIVE_ACCESSES);

@@ -34,6 +34,7 @@ typedef enum quay__global_lock {
   QUAY__LOCK_WORKERS,
   QUAY__LOCK_STAGING,
   QUAY__LOCK_THREADS,
+  QUAY__LOCK_LINGERING, /* the list of released allocators that are still in use */
   QUAY__LOCK_LOG,
   QUAY__LOCK_TRACES, /* the list of trace layers; each one's own lock may be taken under it */
   QUAY__GLOBAL_LOCK_COUNT,

@@ -73,7 +73,7 @@ uint64_t quay__statistics_live_count(const quay__statistics *statistics) {
   for (uint32_t i = 0; i < QUAY__SHARD_COUNT; i++) {
     const quay__stats_shard *const shard = &statistics->shards[i];
     count += atomic_load_explicit(&shard->alloc_count, memory_order_relaxed) -
-             atomic_load_explicit(&shard->free_count, memory_order_relaxed);
+             atomic_load_explicit(&shard->free_count, memory_order_acquire);
   }
   return (int64_t)count < 0 ? 0 : count;
 }

@@ -68,12 +68,19 @@ static inline void quay__statistics_alloc(quay__statistics *statistics, uint64_t
     quay__statistics_look(statistics, shard);
 }
 
+/* The number of frees comes last, and with it all that the thread did: of an allocator that lingers
+ * somebody may end it from then on, who has seen by that number that nothing is live. */
 static inline void quay__statistics_free(quay__statistics *statistics, uint64_t size) {
   const uint32_t index = quay__thread_shard();
   const bool shared = index == QUAY__SHARD_COUNT - 1;
   quay__stats_shard *const shard = &statistics->shards[index];
   quay__statistics_bump(&shard->live_bytes, 0 - size, shared);
-  quay__statistics_bump(&shard->free_count, 1, shared);
+  if (shared) {
+    atomic_fetch_add_explicit(&shard->free_count, 1, memory_order_release);
+    return;
+  }
+  const uint64_t count = atomic_load_explicit(&shard->free_count, memory_order_relaxed);
+  atomic_store_explicit(&shard->free_count, count + 1, memory_order_release);
 }
 
 /* The calling thread's allocation that is under way looks at the peak once it has been counted. */

@@ -125,6 +125,39 @@ Test(pool_threads, a_block_of_its_own_gets_the_memory_that_the_pool_keeps) {
   check_a_block_of_its_own("pool+limit:64MiB+mmap:/tmp");
 }
 
+/* A pool that is released while its last block is freed: whoever comes last ends it, and sees all
+ * that the other one did. */
+
+static pthread_barrier_t both;
+static quay_raw_buffer last_block;
+
+static void *free_last(void *rounds) {
+  for (int i = 0; i < *(const int *)rounds; i++) {
+    pthread_barrier_wait(&both);
+    quay_raw_buffer_free(&last_block);
+    pthread_barrier_wait(&both);
+  }
+  return NULL;
+}
+
+Test(pool_threads, a_pool_ends_while_another_thread_frees_its_last_block) {
+  static const uint64_t sizes[] = {100, MIB};
+  int rounds = 2000;
+  pthread_t thread;
+  cr_assert_eq(pthread_barrier_init(&both, NULL, 2), 0);
+  cr_assert_eq(pthread_create(&thread, NULL, free_last, &rounds), 0);
+  for (int i = 0; i < rounds; i++) {
+    CHECK_OK(quay_allocator_open("pool+cpu", &pool));
+    CHECK_OK(quay_allocator_alloc(pool, sizes[i % 2], NULL, &last_block));
+    pthread_barrier_wait(&both);
+    quay_allocator_release(pool);
+    pthread_barrier_wait(&both);
+  }
+  pthread_join(thread, NULL);
+  pthread_barrier_destroy(&both);
+  CHECK_OK(quay_shutdown());
+}
+
 /* Fork: the memory is the child's as it was at any point of what the other threads were doing. */
 
 /* Sizes that a thread keeps in one list; there are 64 lists. */
