@@ -192,6 +192,14 @@ static uint64_t reserve_size(const quay__pool *pool) {
   return quay__align_down(quay__max(twice, LEAST_RESERVE), GIB);
 }
 
+/* Where the pool may hold little, pieces that are in use in part would be much of it. */
+static uint64_t host_piece(const quay__pool *pool) {
+  uint64_t piece = HOST_PIECE;
+  while (piece > pool->max_bytes >> 8)
+    piece /= 2;
+  return piece;
+}
+
 static void set_mode(quay__pool *pool, const quay_allocator *inner) {
   pool->whole_pages = (inner->flags & QUAY_ALLOCATOR_WHOLE_PAGES) != 0;
   pool->mode = QUAY__POOL_WHOLE;
@@ -205,7 +213,7 @@ static void set_mode(quay__pool *pool, const quay_allocator *inner) {
     pool->alignment = quay__max(inner->alignment, quay__max(inner->page_size, PAGES_ALIGNMENT));
     pool->page = inner->page_size;
     if (!pool->whole_pages && !pool->tight)
-      pool->page = quay__max(pool->page, HOST_PIECE);
+      pool->page = quay__max(pool->page, host_piece(pool));
     pool->reserve_bytes = reserve_size(pool);
   }
 }

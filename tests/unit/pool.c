@@ -323,6 +323,24 @@ Test(pool, its_limit_is_never_exceeded_and_the_error_says_what_there_is) {
 }
 
 /* Above the pool's alignment it asks the inner allocator for each block. */
+Test(pool, all_of_a_small_limit_can_be_had) {
+  static const struct {
+    const char *spec;
+    size_t count; /* blocks of 4 KiB */
+  } each[] = {{"pool:max=4KiB+cpu", 1}, {"pool:max=20KiB+cpu", 5}, {"pool:max=100KiB+cpu", 25}};
+  for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
+    quay_allocator *const pool = open_spec(each[i].spec);
+    quay_raw_buffer raws[26];
+    size_t count = 0;
+    while (count < 26 && quay_allocator_alloc(pool, 4096, NULL, &raws[count]) == QUAY_OK)
+      count++;
+    cr_expect_eq(count, each[i].count, "%s: %zu blocks", each[i].spec, count);
+    while (count > 0)
+      quay_raw_buffer_free(&raws[--count]);
+    quay_allocator_release(pool);
+  }
+}
+
 Test(pool, its_limit_counts_blocks_that_it_does_not_carve) {
   quay_allocator *const pool = open_spec("pool:max=10MiB+cpu");
   const quay_alloc_options options = {.alignment = 8 * MIB};
