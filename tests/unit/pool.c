@@ -323,6 +323,24 @@ Test(pool, its_limit_is_never_exceeded_and_the_error_says_what_there_is) {
 }
 
 /* Above the pool's alignment it asks the inner allocator for each block. */
+/* As another program takes memory of a device. */
+Test(pool, what_it_keeps_goes_back_where_others_have_taken_the_rest) {
+  quay_allocator *const pool = open_spec("pool+limit:64MiB+cpu");
+  quay_raw_buffer kept = allocate(pool, 60 * MIB); /* so that it may hold as much */
+  quay_raw_buffer_free(&kept);
+  CHECK_OK(quay_allocator_trim(pool, NULL));
+  kept = allocate(pool, 30 * MIB);
+  quay_raw_buffer_free(&kept);
+  quay_raw_buffer others = allocate(quay_allocator_inner(pool), 30 * MIB);
+  quay_raw_buffer raws[16];
+  for (size_t i = 0; i < 16; i++)
+    raws[i] = allocate(pool, 512 * KIB);
+  for (size_t i = 0; i < 16; i++)
+    quay_raw_buffer_free(&raws[i]);
+  quay_raw_buffer_free(&others);
+  quay_allocator_release(pool);
+}
+
 Test(pool, all_of_a_small_limit_can_be_had) {
   static const struct {
     const char *spec;
