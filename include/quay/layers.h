@@ -42,8 +42,9 @@
  *                    with that stream in their options), to others when the work is done.
  *                    quay_allocator_trim() gives what is free back; statistics are the pool's own:
  *                    reserved, pending, largest free block. Out of memory it waits for pending
- *                    frees, gives back what is free and tries once more; the error has the
- *                    requested, live, reserved and largest free bytes, and the device's own text.
+ *                    frees, gives back what is free and tries once more, or a few times where
+ *                    other threads free meanwhile; the error has the requested, live, reserved
+ *                    and largest free bytes, and the device's own text.
  *                    Mirrored and exportable memory, and alignments above 2 MiB (4 KiB where the
  *                    backend has no pages), are blocks of their own and are not kept.
  *                    quay_raw_buffer_release_host() of its memory is UNSUPPORTED.

@@ -19,7 +19,9 @@ enum {
   ROUNDS = 64, /* of an allocation that finds no memory, while others have some in their hands */
 };
 
-#define MIB           ((uint64_t)1 << 20)
+#define MIB ((uint64_t)1 << 20)
+/* How long others are waited for that may be without a processor, in nanoseconds. */
+#define PATIENCE      ((uint64_t)200 * 1000 * 1000)
 #define FIRST_UNIT    (24 * MIB)
 #define LARGEST_UNIT  (32 * MIB)
 #define LEAST_BLOCK   (2 * MIB)
@@ -566,10 +568,23 @@ static uint64_t given_so_far(quay__pool *pool) {
   return given;
 }
 
+/* Whether others had free memory in their hands; waits until they have none, but not after
+ * `deadline`. */
+static bool had_moving(quay__pool *pool, uint64_t deadline) {
+  if (atomic_load_explicit(&pool->moving, memory_order_acquire) == 0)
+    return false;
+  do
+    quay__os_yield();
+  while (atomic_load_explicit(&pool->moving, memory_order_acquire) != 0 &&
+         quay__os_nanoseconds() < deadline);
+  return true;
+}
+
 /* Meanwhile threads keep nothing. What others give back after it was looked for, or had in their
  * hands then, is looked for again: a few times, since they may be without end. */
 static quay_status rescue(quay__pool *pool, quay__pool_attempt *attempt, const void *want,
                           quay__extent **out_extent) {
+  const uint64_t deadline = quay__os_nanoseconds() + PATIENCE;
   quay_status status;
   uint32_t round = 0;
   bool again;
@@ -579,11 +594,9 @@ static quay_status rescue(quay__pool *pool, quay__pool_attempt *attempt, const v
     quay__pool_flush(pool);
     quay__pool_wait(pool);
     status = attempt(pool, want, out_extent);
-    again = is_out_of_memory(status) && ++round < ROUNDS &&
-            (atomic_load_explicit(&pool->moving, memory_order_acquire) != 0 ||
-             quay__pool_has_kept(pool) || given_so_far(pool) != given);
-    if (again)
-      quay__os_yield();
+    again =
+        is_out_of_memory(status) && ++round < ROUNDS &&
+        (had_moving(pool, deadline) || quay__pool_has_kept(pool) || given_so_far(pool) != given);
   } while (again);
   atomic_fetch_sub_explicit(&pool->starving, 1, memory_order_relaxed);
   return status;

@@ -227,6 +227,28 @@ Test(pool_streams, a_block_that_was_reused_and_freed_unused_is_still_pending) {
   end_pool();
 }
 
+/* What is left below and above the block is still the stream's, with an event each. */
+Test(pool_streams, a_stream_gets_an_aligned_part_of_what_it_freed) {
+  begin_pool("pool+late:0", 0);
+  quay_stream *const stream = stream_new(0);
+  quay_buffer *const odd = create(5056, NULL);
+  quay_buffer *const whole = create(300 * KIB, stream);
+  const uint64_t address = use_on(stream, whole, QUAY_READ_WRITE);
+  quay_buffer_release(whole);
+  const quay_alloc_options options = {.alignment = 4096, .stream = stream};
+  quay_raw_buffer raw;
+  OK(quay_allocator_alloc(pool, 270 * KIB, &options, &raw));
+  cr_assert_gt(address_of(&raw), address);
+  cr_assert_lt(address_of(&raw), address + 4096);
+  quay_raw_buffer_free(&raw);
+  cr_assert_eq(pending_bytes(), 300 * KIB);
+  (void)late_run_all();
+  cr_assert_eq(pending_bytes(), 0);
+  quay_buffer_release(odd);
+  quay_stream_release(stream);
+  end_pool();
+}
+
 Test(pool_streams, neighbours_that_a_stream_freed_make_one_block_for_it) {
   begin_pool("pool:block=16MiB+late:0", 0);
   quay_stream *const stream = stream_new(0);
