@@ -25,7 +25,7 @@ enum {
   COPIERS_MAX = 6,
   COPIES = 6,
   ROUNDS = 25,
-  ROUNDS_FULL = 1500,
+  ROUNDS_FULL = 500,
   SECONDS = 120 /* a round takes well below one */
 };
 #define PART_MAX  (2 * MIB + 65636)
