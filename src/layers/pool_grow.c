@@ -573,10 +573,10 @@ static uint64_t given_so_far(quay__pool *pool) {
 static bool had_moving(quay__pool *pool, uint64_t deadline) {
   if (atomic_load_explicit(&pool->moving, memory_order_acquire) == 0)
     return false;
-  do
+  do {
     quay__os_yield();
-  while (atomic_load_explicit(&pool->moving, memory_order_acquire) != 0 &&
-         quay__os_nanoseconds() < deadline);
+  } while (atomic_load_explicit(&pool->moving, memory_order_acquire) != 0 &&
+           quay__os_nanoseconds() < deadline);
   return true;
 }
 
