@@ -90,8 +90,8 @@ QUAY_API quay_health quay_device_health(const quay_device *device);
  * are released as ever. On a healthy device this destroys what other libraries have there, too.
  * Waits for copies of Vulkan's memory that CUDA does for Vulkan.
  * Errors: INVALID_ARGUMENT (NULL); BUSY while streams of the device are alive or accesses open:
- * release them first (buffers may stay), and inside a callback of such a copy; UNSUPPORTED (the host; a backend without it); those of the
- * backend, which leave everything as it was.
+ * release them first (buffers may stay), and inside a callback of such a copy; UNSUPPORTED (the
+ * host; a backend without it); those of the backend, which leave everything as it was.
  * Thread-safety: any thread; no other call that concerns the device may be under way. */
 QUAY_API QUAY_NODISCARD quay_status quay_device_reset(quay_device *device);
 
