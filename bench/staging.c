@@ -7,7 +7,7 @@
  *                 [--threads N] [--slots N] [--slot-size MIB] [--shared] [--streams N] [--batch N |
  * --single]
  *                 [--least MIB] [--in-flight MIB]
- *                 [--stores plain|streaming|pages] [--pin register|alloc] [--pin-threads]
+ *                 [--stores plain|streaming] [--pin register|alloc] [--pin-threads]
  *                 [--by-mapping] [--written] [--limits] [--sweep [--seconds N]]
  *
  * --by-mapping makes the file through a mapping, --written keeps it open for writing: then it can't
@@ -311,15 +311,12 @@ static void measure_beside(const bench *all) {
   quay_allocator_release(cpu);
 }
 
-static quay__slot_stores stores_of(const char *name) {
-  if (strcmp(name, "plain") == 0)
-    return QUAY__STORES_PLAIN;
-  if (strcmp(name, "streaming") == 0)
-    return QUAY__STORES_STREAMING;
-  if (strcmp(name, "pages") == 0)
-    return QUAY__STORES_PAGES;
-  fprintf(stderr, "bench_staging: --stores is plain, streaming or pages, and not %s\n", name);
-  exit(2);
+static bool are_streaming(const char *stores) {
+  if (strcmp(stores, "plain") != 0 && strcmp(stores, "streaming") != 0) {
+    fprintf(stderr, "bench_staging: --stores is plain or streaming, and not %s\n", stores);
+    exit(2);
+  }
+  return strcmp(stores, "streaming") == 0;
 }
 
 static void parse_variant(int option, variant *out) {
@@ -345,7 +342,7 @@ static void parse_variant(int option, variant *out) {
   if (option == 'b')
     out->bound = true;
   if (option == 'g')
-    out->stores = stores_of(optarg);
+    out->streaming = are_streaming(optarg);
   if (option == 'p')
     out->driver = optarg != NULL && strcmp(optarg, "alloc") == 0;
 }

@@ -22,10 +22,10 @@ typedef struct variant {
   uint64_t slot;  /* bytes */
   uint32_t slots; /* a thread */
   uint32_t streams;
-  uint32_t batch; /* slots that are handed over together, at most */
-  bool single;    /* each by itself */
-  bool shared;    /* slots are everybody's, and joined */
-  quay__slot_stores stores;
+  uint32_t batch;            /* slots that are handed over together, at most */
+  bool single;               /* each by itself */
+  bool shared;               /* slots are everybody's, and joined */
+  bool streaming;            /* stores into slots */
   bool driver;               /* the driver allocates the slots; else they are registered */
   bool bound;                /* each thread to a processor */
   uint64_t least, in_flight; /* bytes of a batch, and under way, at least; see staging_tuning.h */

@@ -24,7 +24,6 @@ enum {
 typedef enum load {
   LOAD_NONE,
   LOAD_PLAIN,
-  LOAD_PAGES,
   LOAD_STREAMING,
 } load;
 
@@ -48,8 +47,6 @@ static void *copy_until_told(void *argument) {
     unsigned char *to = own->into ? slot : memory, *from = own->into ? memory : slot;
     if (own->load == LOAD_STREAMING || !own->into) {
       quay__host_stream(to, from, MIB);
-    } else if (own->load == LOAD_PAGES) {
-      quay__host_copy_pages(to, from, MIB);
     } else {
       memcpy(to, from, MIB);
     }
@@ -172,7 +169,7 @@ static void print_two(const bench *all, quay_stream *stream) {
 
 static void with_copiers(const bench *all, quay_stream *stream, uint64_t piece, bool into,
                          uint32_t threads, load kind) {
-  static const char *const names[] = {"", "plain", "pages", "streaming"};
+  static const char *const names[] = {"", "plain", "streaming"};
   void *ring = NULL, *memory = NULL;
   atomic_bool stop = false;
   copier copiers[COPIERS_MAX];

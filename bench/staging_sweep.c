@@ -135,7 +135,7 @@ void bench_use(const bench *all, const variant *chosen) {
   if (chosen->segment != 0)
     tuning.segment = chosen->segment;
   tuning.own_slots = !chosen->shared;
-  tuning.stores = chosen->stores;
+  tuning.stream_into_slots = chosen->streaming;
   if (chosen->driver) {
     char spec[160];
     snprintf(spec, sizeof spec, "%s,memory=pinned", all->set.device);
@@ -173,15 +173,14 @@ static const char *const way_names[WAYS] = {"memory to device", "file to device"
                                             "device to memory"};
 
 static void name_of(const variant *v, char *out, size_t size) {
-  static const char *const stores[] = {"  ", "nt", "pg"};
   char batch[32] = "";
   if (v->batch != 0)
     snprintf(batch, sizeof batch, " b%u/%u", (unsigned)(v->least / MIB),
              (unsigned)(v->in_flight / MIB));
   snprintf(out, size, "%2ut %lluMx%u %s %s %s %ust%s%s", v->threads,
            (unsigned long long)(v->slot / MIB), v->slots, v->shared ? "shared" : "own   ",
-           v->driver ? "alloc" : "regis", stores[v->stores], v->streams, v->bound ? " bound" : "",
-           batch);
+           v->driver ? "alloc" : "regis", v->streaming ? "nt" : "  ", v->streams,
+           v->bound ? " bound" : "", batch);
 }
 
 static int by_time(const void *a, const void *b) {
@@ -237,9 +236,8 @@ CHOICE(own_slots, !v->shared)
 CHOICE(shared_slots, v->shared)
 CHOICE(registered, !v->driver)
 CHOICE(allocated, v->driver)
-CHOICE(plain, v->stores == QUAY__STORES_PLAIN)
-CHOICE(streaming, v->stores == QUAY__STORES_STREAMING)
-CHOICE(pages, v->stores == QUAY__STORES_PAGES)
+CHOICE(plain, !v->streaming)
+CHOICE(streaming, v->streaming)
 CHOICE(one_stream, v->streams == 1)
 CHOICE(eight_streams, v->streams == 8)
 CHOICE(single, v->single)
@@ -269,7 +267,6 @@ static void print_choices(int way, uint64_t size) {
       {"allocated by the driver", allocated},
       {"plain stores", plain},
       {"streaming stores", streaming},
-      {"stores of pages side by side", pages},
       {"one stream", one_stream},
       {"eight streams", eight_streams},
       {"slots handed over one by one", single},
@@ -366,14 +363,12 @@ static void sweep_cold(const bench *all) {
 void bench_sweep(const bench *all) {
   static const variant kinds[] = {
       {.single = true, .streams = 1},
-      {.single = true, .streams = 1, .stores = QUAY__STORES_PAGES},
       {.single = true, .streams = 1, .driver = true},
-      {.single = true, .streams = 1, .driver = true, .stores = QUAY__STORES_PAGES},
       {.single = true, .streams = 2},
       {.single = true, .streams = 1, .bound = true},
       {.single = true, .streams = 8},
       {.single = true, .streams = 1, .shared = true},
-      {.single = true, .streams = 1, .stores = QUAY__STORES_STREAMING},
+      {.single = true, .streams = 1, .streaming = true},
       {.single = true, .streams = 1, .shared = true, .driver = true},
       {.single = true, .streams = 8, .driver = true},
   };

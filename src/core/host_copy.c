@@ -51,9 +51,6 @@
 #define STREAM_BLOCK ((uint64_t)STREAM_PAGE * STREAM_PAGES)
 #define LINE         64u
 
-/* Bytes of each page that are fetched ahead of their use. */
-#define PREFETCH_AHEAD 512u
-
 #if defined(__x86_64__)
 
 /* Copy whole blocks to a destination that is aligned to a cache line. */
@@ -107,38 +104,9 @@ void quay__host_stream(void *to, const void *from, uint64_t size) {
   _mm_sfence(); /* streaming stores are weakly ordered: make them visible before what follows */
 }
 
-/* The same with ordinary stores; the source is fetched ahead, past the outer caches. */
-__attribute__((target("avx2"))) static void page_blocks_avx2(char *destination, const char *source,
-                                                             uint64_t blocks) {
-  for (; blocks != 0; blocks--, destination += STREAM_BLOCK, source += STREAM_BLOCK) {
-    for (uint32_t line = 0; line < STREAM_PAGE; line += LINE) {
-      for (uint32_t page = 0; page < STREAM_PAGES; page++) {
-        const uint32_t at = page * STREAM_PAGE + line;
-        const __m256i *from = (const void *)(source + at);
-        __m256i *to = (void *)(destination + at);
-        _mm_prefetch(source + at + PREFETCH_AHEAD, _MM_HINT_NTA);
-        const __m256i low = _mm256_loadu_si256(from), high = _mm256_loadu_si256(from + 1);
-        _mm256_storeu_si256(to, low);
-        _mm256_storeu_si256(to + 1, high);
-      }
-    }
-  }
-}
-
-void quay__host_copy_pages(void *to, const void *from, uint64_t size) {
-  const uint64_t blocks = __builtin_cpu_supports("avx2") ? size / STREAM_BLOCK : 0;
-  const uint64_t body = blocks * STREAM_BLOCK;
-  page_blocks_avx2(to, from, blocks);
-  memcpy((char *)to + body, (const char *)from + body, size - body);
-}
-
 #else
 
 void quay__host_stream(void *to, const void *from, uint64_t size) {
-  memcpy(to, from, size);
-}
-
-void quay__host_copy_pages(void *to, const void *from, uint64_t size) {
   memcpy(to, from, size);
 }
 

@@ -16,9 +16,6 @@ void quay__host_copy(void *destination, const void *source, uint64_t size, uint3
 /* As memcpy, by this thread, with streaming stores: for ranges that are not soon read again. */
 void quay__host_stream(void *to, const void *from, uint64_t size);
 
-/* As memcpy, by this thread, for ranges whose source is not soon read again, and whose copy is. */
-void quay__host_copy_pages(void *to, const void *from, uint64_t size);
-
 /* As memmove. */
 void quay__host_move(void *destination, const void *source, uint64_t size, uint32_t threads);
 

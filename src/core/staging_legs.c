@@ -30,16 +30,10 @@ static void tell(quay__ring *ring, bool by_helper, quay_status status) {
 /* Blocking legs. */
 
 void quay__staging_fill(void *slot, const void *from, uint64_t size) {
-  switch (quay__staging_tuning_get()->stores) {
-  case QUAY__STORES_PLAIN:
-    memcpy(slot, from, size);
-    return;
-  case QUAY__STORES_STREAMING:
+  if (quay__staging_tuning_get()->stream_into_slots) {
     quay__host_stream(slot, from, size);
-    return;
-  case QUAY__STORES_PAGES:
-    quay__host_copy_pages(slot, from, size);
-    return;
+  } else {
+    memcpy(slot, from, size);
   }
 }
 

@@ -6,12 +6,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-typedef enum quay__slot_stores {
-  QUAY__STORES_PLAIN, /* the C library's copy: slots stay in the caches, where the device reads */
-  QUAY__STORES_STREAMING, /* past the caches */
-  QUAY__STORES_PAGES, /* plain ones, of four pages side by side that are not kept in the caches */
-} quay__slot_stores;
-
 /* Sizes are in bytes. */
 typedef struct quay__staging_tuning {
   uint64_t chunk; /* of a slot on a way that has a stream, at most */
@@ -31,8 +25,8 @@ typedef struct quay__staging_tuning {
   /* Where several threads are at the host's side, each keeps to slots of its own and hands every
    * one to the device by itself; else all share all slots, and neighbours are joined. */
   bool own_slots;
-  uint32_t streams;         /* that a device's slots take turns on; 0: as many as it says */
-  quay__slot_stores stores; /* that fill slots from host memory */
+  uint32_t streams;       /* that a device's slots take turns on; 0: as many as it says */
+  bool stream_into_slots; /* slots are filled with streaming stores: slower on all devices so far */
   bool no_stand_ins; /* device memory is copied by its own backend, also where another is faster */
   /* Page-locked memory of another making, for segments of any device; NULL: the system's pages,
    * locked by the device. */

@@ -177,7 +177,7 @@ Test(cuda_staging, every_byte_arrives_by_shared_slots_on_any_number_of_streams) 
 
 Test(cuda_staging, every_byte_arrives_by_slots_that_are_filled_with_streaming_stores) {
   quay__staging_tuning tuning = small_own(2);
-  tuning.stores = QUAY__STORES_STREAMING;
+  tuning.stream_into_slots = true;
   check_both_ways(&tuning);
 }
 
