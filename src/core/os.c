@@ -169,8 +169,8 @@ int quay__os_direct_alignment(int file, uint32_t *out_memory, uint32_t *out_offs
 
 /* The system takes the process for the owner of a new lease, and would send it a signal that by
  * default ends it: one that by default does nothing is named before, and no owner after. */
-int quay__os_lease(int file) {
-  if (fcntl(file, F_SETSIG, SIGURG) != 0 || fcntl(file, F_SETLEASE, F_RDLCK) != 0)
+int quay__os_lease(int file, bool write) {
+  if (fcntl(file, F_SETSIG, SIGURG) != 0 || fcntl(file, F_SETLEASE, write ? F_WRLCK : F_RDLCK) != 0)
     return -1;
   if (fcntl(file, F_SETOWN, 0) == 0)
     return 0;
@@ -180,8 +180,8 @@ int quay__os_lease(int file) {
   return -1;
 }
 
-bool quay__os_lease_holds(int file) {
-  return fcntl(file, F_GETLEASE) == F_RDLCK;
+bool quay__os_lease_holds(int file, bool write) {
+  return fcntl(file, F_GETLEASE) == (write ? F_WRLCK : F_RDLCK);
 }
 
 int quay__os_lease_end(int file) {

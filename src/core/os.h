@@ -56,12 +56,13 @@ int quay__os_fdatasync(int file);
 /* Alignments in bytes that direct I/O on an open file needs: of the memory and of offsets and sizes
  * in the file; zeros where the file can't have it. -1 where the system does not tell. */
 int quay__os_direct_alignment(int file, uint32_t *out_memory, uint32_t *out_offset);
-/* Read leases: while one is held, whoever opens the file for writing or truncates it waits (for as
- * long as /proc/sys/fs/lease-break-time says). lease() fails with EAGAIN where the file is open for
- * writing. Whether somebody waits is told by lease_holds(); who comes while lease() is called may
- * make the system send SIGURG. */
-int quay__os_lease(int file);
-bool quay__os_lease_holds(int file);
+/* Leases: while one is held, whoever truncates the file or opens it for writing waits (for as long
+ * as /proc/sys/fs/lease-break-time says), and with a write lease whoever opens it at all. lease()
+ * fails with EAGAIN where the file is open for writing, with `write` where it is open anywhere
+ * else. Whether somebody waits is told by lease_holds(), of a lease of the same kind; who comes
+ * while lease() is called may make the system send SIGURG. */
+int quay__os_lease(int file, bool write);
+bool quay__os_lease_holds(int file, bool write);
 int quay__os_lease_end(int file);
 /* The type of the file system, as statfs() has it; 0 where the system does not tell. */
 uint64_t quay__os_file_system(int file);

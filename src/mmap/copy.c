@@ -16,6 +16,7 @@
 #include "core/error.h"
 #include "core/host_copy.h"
 #include "core/os.h"
+#include "core/thread.h"
 #include "core/workers.h"
 #include "mmap/mmap_impl.h"
 
@@ -29,6 +30,9 @@
 
 /* Transfers from this size on are split between threads. */
 #define PARALLEL_MIN ((uint64_t)2 << 20)
+
+/* Pieces of staged copies of this size on are written as such transfers are. */
+#define STAGED_MIN ((uint64_t)256 << 10)
 
 /* From here on reads of what is in the page cache are worth read.c's preparations. */
 #define CACHED_MIN ((uint64_t)8 << 20)
@@ -324,6 +328,18 @@ static quay_status check_before(const transfer *job, uint32_t *out_threads) {
   return status;
 }
 
+/* Part of a staged copy, small as it may be where slots are. */
+static bool is_piece_of_larger(const transfer *job) {
+  return quay__thread_in_staging && job->size >= STAGED_MIN;
+}
+
+static move_function writer_of_large(const transfer *job, uint32_t threads) {
+  const bool touchable = job->other == NULL;
+  if (quay__mmap_writes_together(job->mapping, threads))
+    return touchable ? quay__mmap_write_together : quay__mmap_write_by_calls;
+  return touchable ? quay__mmap_write_alone : quay__mmap_write_file;
+}
+
 /* Moves the whole range, then looks whether the file is still what it was: the last page of one
  * that was truncated reads as zeros without any error. */
 static quay_status transfer_run(transfer *job) {
@@ -333,12 +349,11 @@ static quay_status transfer_run(transfer *job) {
     QUAY_TRY(check_before(job, &threads));
   if (job->cold)
     QUAY_TRY(quay__disk_threads(&threads));
-  if (large && job->move == quay__mmap_write_file &&
-      quay__mmap_writes_together(job->mapping, threads))
-    job->move = quay__mmap_write_together;
+  if (job->move == quay__mmap_write_file && (large || is_piece_of_larger(job)))
+    job->move = writer_of_large(job, threads);
   /* Those that pwrite wait for each other in the kernel, and plain copies split themselves. */
-  const bool splits =
-      job->move != quay__mmap_write_file && job->move != read_plain && job->move != write_plain;
+  const bool splits = job->move != quay__mmap_write_file && job->move != quay__mmap_write_alone &&
+                      job->move != read_plain && job->move != write_plain;
   if (job->cold)
     (void)quay__os_fadvise(job->mapping->file, POSIX_FADV_SEQUENTIAL);
   const quay_status status =

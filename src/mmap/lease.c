@@ -1,11 +1,13 @@
-/* Leases: reading through a mapping without fear of SIGBUS. While the process holds a read lease on
- * the file, whoever opens it for writing or truncates it is made to wait by the kernel, so that its
- * size can't change. A lease is held for one piece of a copy at a time, a millisecond or less.
+/* Leases: touching a mapping without fear of SIGBUS. While the process holds a read lease on the
+ * file, whoever opens it for writing or truncates it is made to wait by the kernel, so that its
+ * size can't change. A shared mapping, whose file is open for writing, takes a write lease: whoever
+ * opens the file at all waits. A lease is held for one piece of a copy at a time, a millisecond or
+ * less.
  *
- * There is none on a file that is open for writing (a shared mapping's always is), that belongs to
- * another user, or whose file system has changes come from elsewhere: reading is read.c's then.
- * Files are opened here as well, since leases, of others too, keep them from being opened at once.
- */
+ * There is no read lease on a file that is open for writing, and no write lease on one that is open
+ * anywhere else; and none on a file that belongs to another user, or whose file system has changes
+ * come from elsewhere. Reading is read.c's then, writing write.c's. Files are opened here as well,
+ * since leases, of others too, keep them from being opened at once. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,25 +17,41 @@
 #include "core/os.h"
 #include "mmap/mmap_impl.h"
 
-bool quay__mmap_is_local(int file) {
-  static const uint64_t local[] = {
-      0xef53,     /* ext2, ext3, ext4 */
-      0x58465342, /* xfs */
-      0x9123683e, /* btrfs */
-      0xf2f52010, /* f2fs */
-      0x01021994, /* tmpfs */
-      0x794c7630, /* overlay */
+typedef struct local_type {
+  uint64_t type;
+  /* What was written once needs no more space when it is written again, so that a store into a page
+   * that is there never meets a full disk. */
+  bool in_place;
+} local_type;
+
+static const local_type *local_type_of(int file) {
+  static const local_type local[] = {
+      {0xef53, true},      /* ext2, ext3, ext4 */
+      {0x58465342, true},  /* xfs: shared blocks are copied when the page is populated */
+      {0x9123683e, false}, /* btrfs */
+      {0xf2f52010, false}, /* f2fs */
+      {0x01021994, true},  /* tmpfs */
+      {0x794c7630, true},  /* overlay: what lies below is one of these, and hardly one of the two */
   };
   const uint64_t type = quay__os_file_system(file);
   for (size_t i = 0; i < sizeof local / sizeof local[0]; ++i) {
-    if (local[i] == type)
-      return true;
+    if (local[i].type == type)
+      return &local[i];
   }
-  return false;
+  return NULL;
+}
+
+bool quay__mmap_is_local(int file) {
+  return local_type_of(file) != NULL;
 }
 
 static void refuse(quay__mapping *mapping) {
   atomic_store_explicit(&mapping->lease, QUAY__LEASE_REFUSED, memory_order_relaxed);
+}
+
+/* What a lease is for: of files that are open for writing there is no other. */
+static bool is_written(const quay__mapping *mapping) {
+  return mapping->mode == QUAY_MAP_SHARED;
 }
 
 /* A lease belongs to the open file, which a child of fork() shares: it must not end its parent's.
@@ -44,7 +62,8 @@ static bool may_lease(quay__mapping *mapping) {
     return false;
   if (state == QUAY__LEASE_POSSIBLE)
     return true;
-  if (mapping->mode != QUAY_MAP_READ_ONLY || mapping->lent || !quay__mmap_is_local(mapping->file)) {
+  const local_type *type = mapping->lent ? NULL : local_type_of(mapping->file);
+  if (type == NULL || (is_written(mapping) && !type->in_place)) {
     refuse(mapping);
     return false;
   }
@@ -55,7 +74,7 @@ static bool may_lease(quay__mapping *mapping) {
 /* With the stripe held, and nobody using a lease. The size can't change from here on, but it may
  * have before. */
 static bool begin(quay__mapping *mapping) {
-  if (quay__os_lease(mapping->file) != 0) {
+  if (quay__os_lease(mapping->file, is_written(mapping)) != 0) {
     if (errno != EAGAIN)
       refuse(mapping);
     return false;
@@ -67,13 +86,13 @@ static bool begin(quay__mapping *mapping) {
   return false;
 }
 
-bool quay__lease_take(quay__mapping *mapping) {
-  if (!may_lease(mapping))
+bool quay__lease_take(quay__mapping *mapping, bool write) {
+  if (mapping->mode != (write ? QUAY_MAP_SHARED : QUAY_MAP_READ_ONLY) || !may_lease(mapping))
     return false;
   quay__stripe_acquire(mapping);
   /* Somebody who waits is let in first: the pieces under way end, and no further one begins. */
   const bool taken =
-      mapping->lease_users != 0 ? quay__os_lease_holds(mapping->file) : begin(mapping);
+      mapping->lease_users != 0 ? quay__os_lease_holds(mapping->file, write) : begin(mapping);
   mapping->lease_users += taken;
   quay__stripe_release(mapping);
   return taken;

@@ -142,10 +142,17 @@ quay_status quay__mmap_advise(quay_allocator *allocator, const quay_raw_buffer *
 int quay__mmap_write_file(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
                           uint64_t size);
 
-/* Whether `threads` threads should write a range together; and a part of it. */
+/* Whether `threads` threads should write a large range together, or this one with others that write
+ * to the file meanwhile; and a part of it. */
 bool quay__mmap_writes_together(const quay__mapping *mapping, uint32_t threads);
 int quay__mmap_write_together(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
                               uint64_t size);
+/* The same where touching `memory` may raise SIGBUS. */
+int quay__mmap_write_by_calls(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                             uint64_t size);
+/* A large range by one thread. */
+int quay__mmap_write_alone(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                           uint64_t size);
 
 /* read.c */
 
@@ -172,9 +179,10 @@ void quay__populated_free(quay__mapping *mapping);
 /* Whether the file lies on a file system that is changed by this kernel alone. */
 bool quay__mmap_is_local(int file);
 
-/* Whether the mapping may be touched: until quay__lease_drop() nobody can take its pages away.
- * False where that can't be had, or not now. */
-bool quay__lease_take(quay__mapping *mapping);
+/* Whether the mapping may be touched: until quay__lease_drop() nobody can take its pages away. With
+ * `write` pages that are populated for writing may be written to, in a shared mapping; without, one
+ * that is read only may be read. False where that can't be had, or not now. */
+bool quay__lease_take(quay__mapping *mapping, bool write);
 void quay__lease_drop(quay__mapping *mapping);
 /* Opens a file: waits for nothing but leases, that of a copy on another thread among them. `access`
  * is O_RDONLY or O_RDWR; -1 and errno as of open(2). */

@@ -207,7 +207,7 @@ static bool read_leased(const quay__mapping *mapping, uint64_t offset, unsigned 
   /* A mapping is never in memory that is const. */
   quay__mapping *owner =
       (quay__mapping *)(uintptr_t)mapping; /* NOLINT(performance-no-int-to-ptr) */
-  if (!quay__lease_take(owner))
+  if (!quay__lease_take(owner, false))
     return false;
   const bool there = populate(mapping, offset, size) && is_resident(mapping, offset, size);
   if (there && quay__thread_in_staging) {

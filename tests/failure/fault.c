@@ -105,8 +105,8 @@ WRAP(ssize_t, quay__os_read_own_memory, -1, ENOSYS,
      (void *destination, const void *source, size_t size), (destination, source, size))
 WRAP(ssize_t, quay__os_write_own_memory, -1, ENOSYS,
      (void *destination, const void *source, size_t size), (destination, source, size))
-WRAP(int, quay__os_lease, -1, EAGAIN, (int file), (file))
-WRAP(bool, quay__os_lease_holds, false, 0, (int file), (file))
+WRAP(int, quay__os_lease, -1, EAGAIN, (int file, bool write), (file, write))
+WRAP(bool, quay__os_lease_holds, false, 0, (int file, bool write), (file, write))
 WRAP(uint64_t, quay__os_file_system, 0, EIO, (int file), (file))
 WRAP(int, quay__os_mincore, -1, EAGAIN, (void *address, size_t size, unsigned char *resident),
      (address, size, resident))

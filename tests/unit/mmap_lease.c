@@ -39,8 +39,8 @@ static struct {
   type __wrap_quay__os_##name parameters; \
   type __wrap_quay__os_##name parameters
 
-WRAP(int, lease, (int file)) {
-  const int result = __real_quay__os_lease(file);
+WRAP(int, lease, (int file, bool write)) {
+  const int result = __real_quay__os_lease(file, write);
   atomic_fetch_add(&fake.begun, result == 0);
   return result;
 }
@@ -79,7 +79,7 @@ WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
 static void need_leases(const char *path) {
   const int file = open(path, O_RDONLY);
   cr_assert_geq(file, 0);
-  const bool possible = __real_quay__os_lease(file) == 0;
+  const bool possible = __real_quay__os_lease(file, false) == 0;
   const int error = errno;
   if (possible)
     cr_assert_eq(__real_quay__os_lease_end(file), 0);

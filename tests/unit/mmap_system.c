@@ -112,11 +112,11 @@ WRAP(ssize_t, pread_cached, (int file, void *buffer, size_t size, uint64_t offse
   return __real_quay__os_pread_cached(file, buffer, size, offset);
 }
 
-WRAP(int, lease, (int file)) {
+WRAP(int, lease, (int file, bool write)) {
   if (is_nth())
     return -1;
   if (atomic_load(&fake.leases) != 0)
-    return __real_quay__os_lease(file);
+    return __real_quay__os_lease(file, write);
   errno = EAGAIN;
   return -1;
 }
