@@ -10,6 +10,7 @@
 
 enum {
   DEFAULT_THREADS_MAX = 8,
+  DEFAULT_DISK_THREADS = 16,
   THREADS_MAX = 1024
 };
 
@@ -39,7 +40,7 @@ quay_status quay__environment_copy_threads(uint32_t *out_threads) {
 }
 
 quay_status quay__environment_disk_threads(uint32_t *out_threads) {
-  *out_threads = DEFAULT_THREADS_MAX;
+  *out_threads = DEFAULT_DISK_THREADS;
   return value_of("QUAY_COPY_THREADS") != NULL ? quay__environment_copy_threads(out_threads)
                                                : QUAY_OK;
 }

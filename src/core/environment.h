@@ -12,7 +12,7 @@ const char *quay__environment_backend(void);
 /* $QUAY_COPY_THREADS: at most so many threads in one copy, the caller's included; 1 to 1024.
  * Default: the smaller of 8 and the processors. Read at each call. */
 quay_status quay__environment_copy_threads(uint32_t *out_threads);
-/* The same for threads that wait for a disk: without the variable 8, however few processors. */
+/* The same for threads that wait for a disk: without the variable 16, however few processors. */
 quay_status quay__environment_disk_threads(uint32_t *out_threads);
 
 /* $QUAY_STAGING_BYTES: the process's budget of host memory for staging, with units as in specs; at

@@ -41,6 +41,9 @@
  * takes several readers of one descriptor for one only if they stay close together. */
 #define COLD_PIECE ((uint64_t)1 << 20)
 
+/* The same with direct I/O, where each request is the disk's. */
+#define DIRECT_PIECE ((uint64_t)512 << 10)
+
 /* Below, direct I/O costs more than the page cache. */
 #define DIRECT_MIN ((uint64_t)64 << 10)
 
@@ -308,7 +311,8 @@ static uint64_t piece_of(uint64_t size, uint32_t threads) {
 }
 
 static quay_status transfer_in_pieces(transfer *job, uint32_t threads) {
-  const uint64_t piece = job->cold ? COLD_PIECE : piece_of(job->size, threads);
+  const uint64_t cold = job->mapping->direct_file >= 0 ? DIRECT_PIECE : COLD_PIECE;
+  const uint64_t piece = job->cold ? cold : piece_of(job->size, threads);
   job->piece = piece;
   job->head = head_of(job);
   const uint64_t body = job->size - quay__min(job->head, job->size);
@@ -354,11 +358,12 @@ static quay_status transfer_run(transfer *job) {
   /* Those that pwrite wait for each other in the kernel, and plain copies split themselves. */
   const bool splits = job->move != quay__mmap_write_file && job->move != quay__mmap_write_alone &&
                       job->move != read_plain && job->move != write_plain;
-  if (job->cold)
+  const bool ahead = job->cold && job->mapping->direct_file < 0;
+  if (ahead)
     (void)quay__os_fadvise(job->mapping->file, POSIX_FADV_SEQUENTIAL);
   const quay_status status =
       splits && large ? transfer_in_pieces(job, threads) : transfer_range(job, 0, job->size);
-  if (job->cold)
+  if (ahead)
     (void)quay__os_fadvise(job->mapping->file, POSIX_FADV_NORMAL);
   QUAY_TRY(status);
   if (job->other != NULL)

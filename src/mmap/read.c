@@ -336,7 +336,7 @@ bool quay__mmap_is_cold(const quay__mapping *mapping, uint64_t offset, uint64_t 
 
 bool quay__mmap_reads_cached(const quay__mapping *mapping) {
   return mapping->access == QUAY__ACCESS_FILE && mapping->shared && mapping->exposed &&
-         mapping->mapped != 0 && mapping->direct_file < 0;
+         mapping->mapped != 0;
 }
 
 uint64_t quay__mmap_read_cached(const quay__mapping *mapping, uint64_t offset,

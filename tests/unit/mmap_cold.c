@@ -12,6 +12,7 @@
 
 #include "core/os.h"
 #include "support/files.h"
+#include "support/skip.h"
 
 #define MIB  (UINT64_C(1) << 20)
 #define SIZE (9 * MIB + 12345)
@@ -150,12 +151,52 @@ Test(mmap_cold, a_missing_file_is_read_in_pieces_of_a_megabyte_by_one_thread) {
   expect_cold();
 }
 
-Test(mmap_cold, eight_threads_wait_for_a_disk_however_few_processors_there_are) {
+#define ENOUGH (20 * MIB) /* for as many pieces as there are threads */
+
+static void check_threads(bool direct) {
   unsetenv("QUAY_COPY_THREADS");
   atomic_store(&fake.mincore, NONE_THERE);
-  atomic_store(&fake.wanted, 8);
-  read_large();
-  cr_assert_eq(atomic_load(&fake.most), 8);
+  quay_buffer *file = NULL;
+  TEST_OK(quay_map_file(test_file("a", ENOUGH, 3), &(quay_map_options){.direct = direct}, &file));
+  atomic_store(&fake.wanted, 16);
+  read_and_check(file, 0, ENOUGH);
+  cr_assert_eq(atomic_load(&fake.most), 16);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, sixteen_threads_wait_for_a_disk_however_few_processors_there_are) {
+  check_threads(false);
+}
+
+Test(mmap_cold, as_many_wait_for_direct_io) {
+  check_threads(true);
+}
+
+static quay_buffer *map_direct(void) {
+  quay_buffer *file = NULL;
+  const int direct = open(test_file("a", SIZE, 3), O_RDONLY | O_DIRECT);
+  if (direct < 0)
+    quay_test_skip("direct", "the file system has no direct I/O: %s", strerror(errno));
+  close(direct);
+  TEST_OK(quay_map_file(test_file("a", SIZE, 3), &(quay_map_options){.direct = true}, &file));
+  return file;
+}
+
+Test(mmap_cold, direct_io_goes_in_pieces_of_half_a_megabyte_without_advice) {
+  atomic_store(&fake.mincore, NONE_THERE);
+  quay_buffer *file = map_direct();
+  read_and_check(file, 991, SIZE - 991);
+  cr_assert_eq(atomic_load(&fake.sequential), 0);
+  cr_assert_leq(atomic_load(&fake.longest_read), (int)(MIB / 2 + 4096));
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, what_is_in_the_page_cache_is_read_from_there_in_spite_of_direct_io) {
+  atomic_store(&fake.mincore, ALL_THERE);
+  quay_buffer *file = map_direct();
+  read_and_check(file, 991, SIZE - 991);
+  expect_warm();
+  quay_buffer_release(file);
 }
 
 Test(mmap_cold, no_more_threads_wait_for_a_disk_than_the_environment_allows) {
