@@ -41,12 +41,7 @@ static int by_time(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-static int by_seconds(const void *a, const void *b) {
-  const double left = *(const double *)a, right = *(const double *)b;
-  return (left > right) - (left < right);
-}
-
-static sample copy_once(quay_buffer *to, const quay_buffer *from) {
+sample bench_copy(quay_buffer *to, const quay_buffer *from) {
   sample one = {.seconds = 0};
   quay__staging_report_to(&one.report);
   const uint64_t began = quay__os_nanoseconds();
@@ -58,9 +53,9 @@ static sample copy_once(quay_buffer *to, const quay_buffer *from) {
 
 sample bench_median(int runs, quay_buffer *to, const quay_buffer *from) {
   sample samples[RUNS_MAX];
-  (void)copy_once(to, from);
+  (void)bench_copy(to, from);
   for (int i = 0; i < runs; i++)
-    samples[i] = copy_once(to, from);
+    samples[i] = bench_copy(to, from);
   qsort(samples, (size_t)runs, sizeof samples[0], by_time);
   return samples[runs / 2];
 }
@@ -148,7 +143,7 @@ sample bench_median_cold(int runs, quay_buffer *to, const quay_buffer *from) {
   sample samples[RUNS_MAX];
   for (int i = 0; i < runs; i++) {
     bench_check(quay_collect(NULL), "collecting");
-    samples[i] = copy_once(to, from);
+    samples[i] = bench_copy(to, from);
   }
   qsort(samples, (size_t)runs, sizeof samples[0], by_time);
   return samples[runs / 2];
@@ -163,7 +158,7 @@ static void measure_cold(const bench *all) {
   bench_print_line("memory to device, cold engine", all->set.size, &memory, all->in);
 }
 
-static double driver_rate(const bench *all, quay_buffer *to, const quay_buffer *from) {
+double bench_driver_rate(const bench *all, quay_buffer *to, const quay_buffer *from) {
   return (double)all->set.size / bench_median(all->set.runs, to, from).seconds * 1e-9;
 }
 
@@ -252,63 +247,6 @@ static void close_all(bench *all) {
   free(all->bytes);
   if (all->writer > 0)
     (void)close(all->writer);
-}
-
-/* Copies to two devices at once: a thread each, as often as there are runs. */
-typedef struct beside {
-  const bench *all;
-  quay_buffer *to, *from;
-  pthread_barrier_t *start;
-} beside;
-
-static void *copy_beside(void *argument) {
-  const beside *own = argument;
-  for (int i = 0; i < own->all->set.runs; i++) {
-    (void)pthread_barrier_wait(own->start);
-    (void)copy_once(own->to, own->from);
-    (void)pthread_barrier_wait(own->start);
-  }
-  return NULL;
-}
-
-/* The medians of both together, beside both pinned limits. */
-static void measure_beside(const bench *all) {
-  quay_allocator *other = NULL, *cpu = NULL;
-  pthread_barrier_t start;
-  pthread_t threads[2];
-  double seconds[RUNS_MAX];
-  bench_check(quay_allocator_open(all->set.beside, &other), all->set.beside);
-  bench_check(quay_allocator_open("cpu", &cpu), "cpu");
-  quay_buffer *there = bench_buffer(other, all->set.size), *here = bench_buffer(cpu, all->set.size);
-  bench_check(quay_buffer_copy_in(here, all->bytes, all->set.size), "filling");
-  const double in = driver_rate(all, there, all->pinned);
-  (void)copy_once(there, here);
-  if (pthread_barrier_init(&start, NULL, 3) != 0)
-    exit(1);
-  beside each[] = {{all, all->there, all->here, &start}, {all, there, here, &start}};
-  for (int i = 0; i < 2; i++) {
-    if (pthread_create(&threads[i], NULL, copy_beside, &each[i]) != 0)
-      exit(1);
-  }
-  for (int i = 0; i < all->set.runs; i++) {
-    (void)pthread_barrier_wait(&start);
-    const uint64_t began = quay__os_nanoseconds();
-    (void)pthread_barrier_wait(&start);
-    seconds[i] = seconds_of(quay__os_nanoseconds() - began);
-  }
-  for (int i = 0; i < 2; i++)
-    (void)pthread_join(threads[i], NULL);
-  qsort(seconds, (size_t)all->set.runs, sizeof seconds[0], by_seconds);
-  const double gbps = 2e-9 * (double)all->set.size / seconds[all->set.runs / 2];
-  printf("memory to %s and %s at once: %.2f GB/s, %.3f of %.2f and %.2f\n", all->set.device,
-         all->set.beside, gbps, gbps / (all->in + in), all->in, in);
-  bench_check_bytes(all, there, all->set.size, "to two devices");
-  bench_check_bytes(all, all->there, all->set.size, "to two devices");
-  pthread_barrier_destroy(&start);
-  quay_buffer_release(there);
-  quay_buffer_release(here);
-  quay_allocator_release(other);
-  quay_allocator_release(cpu);
 }
 
 static bool are_streaming(const char *stores) {
@@ -419,8 +357,8 @@ int main(int argc, char **argv) {
   }
   quay_allocator_release(probe);
   open_all(&all);
-  all.in = driver_rate(&all, all.there, all.pinned);
-  all.out = driver_rate(&all, all.pinned, all.there);
+  all.in = bench_driver_rate(&all, all.there, all.pinned);
+  all.out = bench_driver_rate(&all, all.pinned, all.there);
   printf("%s, %llu MiB, medians of %d; page-locked memory by the driver: %.2f GB/s in, %.2f out\n",
          all.set.device, (unsigned long long)(all.set.size / MIB), all.set.runs, all.in, all.out);
   bench_print_titles();
@@ -428,7 +366,7 @@ int main(int argc, char **argv) {
   measure_cold(&all);
   measure_all(&all, "");
   if (all.set.beside != NULL)
-    measure_beside(&all);
+    bench_beside(&all);
   if (all.set.limits) {
     bench_limits(&all);
     bench_files(&all);

@@ -65,6 +65,9 @@ typedef struct sample {
 void bench_check(quay_status status, const char *what);
 
 quay_buffer *bench_buffer(quay_allocator *allocator, uint64_t size);
+sample bench_copy(quay_buffer *to, const quay_buffer *from);
+/* GB/s of the driver's copy between page-locked memory and a device, the middle one of the runs. */
+double bench_driver_rate(const bench *all, quay_buffer *to, const quay_buffer *from);
 /* The middle one of `runs` copies, after one that does not count. */
 sample bench_median(int runs, quay_buffer *to, const quay_buffer *from);
 /* The same, each with no memory of the engine's there before it. */
@@ -77,6 +80,9 @@ void bench_print_line(const char *name, uint64_t size, const sample *s, double l
 /* staging_limits.c: the link with transfers cut small, and beside threads that copy. Writes over
  * all that is copied, and makes it anew. */
 void bench_limits(const bench *all);
+
+/* staging_beside.c: two devices at once, with every way to set the engine up for a sweep. */
+void bench_beside(const bench *all);
 
 /* staging_files.c: what the file system gives. */
 void bench_files(const bench *all);

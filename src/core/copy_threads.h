@@ -11,6 +11,10 @@ quay_status quay__copy_threads(uint32_t *out_threads);
 /* The same for threads that mostly wait for a disk, which may be more than there are processors. */
 quay_status quay__disk_threads(uint32_t *out_threads);
 
+/* Of one that may have `threads`: how many while copies to other devices are under way, which slow
+ * down the host's memory for each other. No more if somebody has chosen the number. */
+uint32_t quay__copy_threads_beside(uint32_t threads);
+
 /* Caps the calling thread's copies from here on, backends' included; 0: no cap. Returns the cap
  * before, to be set again afterwards. */
 uint32_t quay__copy_threads_cap(uint32_t cap);

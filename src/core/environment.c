@@ -60,6 +60,14 @@ quay_status quay__environment_staging_bytes(uint64_t *out_bytes) {
   return QUAY_OK;
 }
 
+bool quay__environment_sets_copy_threads(void) {
+  return value_of("QUAY_COPY_THREADS") != NULL;
+}
+
+bool quay__environment_sets_staging_bytes(void) {
+  return value_of("QUAY_STAGING_BYTES") != NULL;
+}
+
 quay_status quay__environment_check(void) {
   uint32_t threads;
   uint64_t bytes;

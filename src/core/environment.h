@@ -19,6 +19,10 @@ quay_status quay__environment_disk_threads(uint32_t *out_threads);
  * least 64 KiB. Default: 64 MiB. Read at each call. */
 quay_status quay__environment_staging_bytes(uint64_t *out_bytes);
 
+/* Whether the variables are set, and the defaults not to be improved on. */
+bool quay__environment_sets_copy_threads(void);
+bool quay__environment_sets_staging_bytes(void);
+
 /* INVALID_ARGUMENT if either of the two is bad. */
 quay_status quay__environment_check(void);
 

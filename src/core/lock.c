@@ -24,18 +24,27 @@ typedef struct stripe {
 #define REPEAT32(...)      REPEAT4(REPEAT_AGAIN4(__VA_ARGS__, __VA_ARGS__))
 #define REPEAT_AGAIN4(...) __VA_ARGS__, __VA_ARGS__, __VA_ARGS__, __VA_ARGS__
 
-static pthread_mutex_t globals[QUAY__GLOBAL_LOCK_COUNT] = {
-    [QUAY__LOCK_DEFAULT_ALLOCATOR] = PTHREAD_MUTEX_INITIALIZER,
-    [QUAY__LOCK_REGISTRY] = PTHREAD_MUTEX_INITIALIZER,
-    [QUAY__LOCK_MAPPINGS] = PTHREAD_MUTEX_INITIALIZER,
-    [QUAY__LOCK_CUDA] = PTHREAD_MUTEX_INITIALIZER,
-    [QUAY__LOCK_VULKAN] = PTHREAD_MUTEX_INITIALIZER,
-    [QUAY__LOCK_WORKERS] = PTHREAD_MUTEX_INITIALIZER,
-    [QUAY__LOCK_STAGING] = PTHREAD_MUTEX_INITIALIZER,
-    [QUAY__LOCK_THREADS] = PTHREAD_MUTEX_INITIALIZER,
-    [QUAY__LOCK_LINGERING] = PTHREAD_MUTEX_INITIALIZER,
-    [QUAY__LOCK_LOG] = PTHREAD_MUTEX_INITIALIZER,
-    [QUAY__LOCK_TRACES] = PTHREAD_MUTEX_INITIALIZER,
+/* Apart, so that threads that take one do not disturb those that take its neighbour. */
+typedef struct apart {
+  _Alignas(64) pthread_mutex_t mutex;
+} apart;
+
+static apart globals[QUAY__GLOBAL_LOCK_COUNT] = {
+    [QUAY__LOCK_DEFAULT_ALLOCATOR] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_REGISTRY] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_MAPPINGS] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_CUDA] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_VULKAN] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_WORKERS] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_STAGING] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_RING_0] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_RING_1] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_RING_2] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_RING_3] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_THREADS] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_LINGERING] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_LOG] = {PTHREAD_MUTEX_INITIALIZER},
+    [QUAY__LOCK_TRACES] = {PTHREAD_MUTEX_INITIALIZER},
 };
 
 static stripe stripes[STRIPE_COUNT] = {
@@ -125,15 +134,15 @@ static void for_all_spins(void (*function)(quay__spin *spin)) {
 }
 
 void quay__global_acquire(quay__global_lock which) {
-  pthread_mutex_lock(&globals[which]);
+  pthread_mutex_lock(&globals[which].mutex);
 }
 
 void quay__global_release(quay__global_lock which) {
-  pthread_mutex_unlock(&globals[which]);
+  pthread_mutex_unlock(&globals[which].mutex);
 }
 
 void quay__global_wait(quay__global_lock which, pthread_cond_t *condition) {
-  pthread_cond_wait(condition, &globals[which]);
+  pthread_cond_wait(condition, &globals[which].mutex);
 }
 
 static stripe *stripe_of(const void *object) {
@@ -161,7 +170,7 @@ void quay__stripe_wake(const void *object) {
 
 void quay__lock_before_fork(void) {
   for (int i = 0; i < QUAY__GLOBAL_LOCK_COUNT; i++)
-    pthread_mutex_lock(&globals[i]);
+    pthread_mutex_lock(&globals[i].mutex);
   for (int i = 0; i < STRIPE_COUNT; i++)
     pthread_mutex_lock(&stripes[i].mutex);
   pthread_mutex_lock(&list_mutex);
@@ -179,7 +188,7 @@ static void release_all(void) {
   for (int i = STRIPE_COUNT - 1; i >= 0; i--)
     pthread_mutex_unlock(&stripes[i].mutex);
   for (int i = QUAY__GLOBAL_LOCK_COUNT - 1; i >= 0; i--)
-    pthread_mutex_unlock(&globals[i]);
+    pthread_mutex_unlock(&globals[i].mutex);
 }
 
 void quay__lock_after_fork_in_parent(void) {

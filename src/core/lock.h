@@ -32,7 +32,11 @@ typedef enum quay__global_lock {
   QUAY__LOCK_CUDA,   /* the driver and the table of its devices */
   QUAY__LOCK_VULKAN, /* the loader and the table of its devices */
   QUAY__LOCK_WORKERS,
-  QUAY__LOCK_STAGING,
+  QUAY__LOCK_STAGING, /* its memory and budget */
+  QUAY__LOCK_RING_0,  /* staged copies, in turns */
+  QUAY__LOCK_RING_1,
+  QUAY__LOCK_RING_2,
+  QUAY__LOCK_RING_3,
   QUAY__LOCK_THREADS,
   QUAY__LOCK_LINGERING, /* the list of released allocators that are still in use */
   QUAY__LOCK_LOG,

@@ -143,9 +143,9 @@ static bool do_something(quay__ring *ring, bool by_helper, quay_status *out_stat
 
 /* Calls for helpers; without the lock. */
 static void offer(quay__ring *ring) {
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
   const uint64_t work = ring->failed ? 0 : quay__leg_work(ring);
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   quay__workers_offer(&ring->job, work);
 }
 
@@ -154,17 +154,21 @@ static quay_status help(void *context, uint64_t index) {
   quay__ring *ring = context;
   quay_status status = QUAY_OK;
   (void)index;
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
+  if (ring->threads >= quay__ring_threads_max(ring)) {
+    quay__ring_release(ring);
+    return QUAY_OK;
+  }
   ring->threads++;
   if (ring->report != NULL && ring->threads > ring->report->threads)
     ring->report->threads = ring->threads;
   while (status == QUAY_OK && !ring->failed && do_something(ring, true, &status)) {
     const uint64_t more = quay__leg_work(ring);
-    quay__global_release(QUAY__LOCK_STAGING);
+    quay__ring_release(ring);
     if (more > (ring->own == 0 ? 1 : 0))
       quay__workers_offer(&ring->job, more);
     const bool called = quay__workers_called();
-    quay__global_acquire(QUAY__LOCK_STAGING);
+    quay__ring_acquire(ring);
     if (called)
       break;
   }
@@ -173,7 +177,7 @@ static quay_status help(void *context, uint64_t index) {
     quay__slots_leave(ring);
     pthread_cond_signal(&ring->changed);
   }
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   return status;
 }
 
@@ -181,11 +185,11 @@ static quay_status help(void *context, uint64_t index) {
  * helper has failed. */
 static quay_status step(quay__ring *ring, uint64_t *out_arrived) {
   quay_status status = QUAY_OK;
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
   while (!has_failed(ring) && ring->arrived == ring->told && !do_something(ring, false, &status))
-    quay__global_wait(QUAY__LOCK_STAGING, &ring->changed);
+    quay__global_wait(ring->lock, &ring->changed);
   *out_arrived = ring->arrived;
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   return status;
 }
 
@@ -197,9 +201,9 @@ static quay_status move_chunks(quay__ring *ring) {
       offer(ring);
     uint64_t arrived;
     QUAY_TRY(step(ring, &arrived));
-    quay__global_acquire(QUAY__LOCK_STAGING);
+    quay__ring_acquire(ring);
     const bool failed = has_failed(ring);
-    quay__global_release(QUAY__LOCK_STAGING);
+    quay__ring_release(ring);
     if (failed)
       return QUAY_OK;
     if (arrived == ring->told)
@@ -213,10 +217,10 @@ static quay_status move_chunks(quay__ring *ring) {
 /* Stops the helpers and gives what failed first. A job that has lost its helpers after all was
  * done, in the child of a fork, has not failed. */
 static quay_status finish(quay__ring *ring, quay_status status) {
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
   ring->failed = ring->failed || status != QUAY_OK;
   const bool settled = ring->failed ? !ring->helper_failed : ring->arrived == ring->size;
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   quay__workers_close(&ring->job);
   return settled ? status : quay__workers_result(&ring->job);
 }
@@ -233,7 +237,8 @@ static quay_status run(quay__ring *ring) {
   quay__thread_in_staging = true;
   const uint32_t before = quay__copy_threads_cap(leave_threads(ring));
   const bool several = ring->out.several || ring->in.several;
-  const uint32_t helpers = ring->plan.threads - 1;
+  const uint32_t most = (uint32_t)quay__max(ring->plan.threads, ring->plan.threads_beside);
+  const uint32_t helpers = most - 1;
   quay__workers_open(&ring->job, helpers <= 1 || several ? helpers : 1, help, ring);
   const quay_status status = finish(ring, move_chunks(ring));
   quay__thread_in_staging = ring->nested;
@@ -246,7 +251,6 @@ static void begin_report(quay__ring *ring) {
   if (ring->report == NULL)
     return;
   *ring->report = (quay__staging_report){.threads = 1};
-  ring->threads = 1;
   ring->began = quay__os_nanoseconds();
 }
 
@@ -259,8 +263,19 @@ static void end_report(quay__ring *ring) {
   ring->report->chunks = ring->chunks_claimed;
 }
 
+/* Copies that run at a time seldom have the same one: threads of several devices' would wait for
+ * each other some hundred thousand times a second. */
+static quay__global_lock next_lock(void) {
+  static atomic_uint turn;
+  const unsigned count = QUAY__LOCK_RING_3 - QUAY__LOCK_RING_0 + 1;
+  const unsigned mine = atomic_fetch_add_explicit(&turn, 1, memory_order_relaxed) % count;
+  return (quay__global_lock)(QUAY__LOCK_RING_0 + mine);
+}
+
 /* `out_begun`: false if there was no first slot; nothing has moved then. */
 static quay_status run_ring(quay__ring *ring, const uint64_t *after, bool *out_begun) {
+  ring->lock = next_lock();
+  ring->threads = 1;
   ring->tuning = quay__staging_tuning_get();
   ring->nested = quay__thread_in_staging;
   ring->streaming = ring->size >= STREAMING_BYTES;
@@ -269,11 +284,11 @@ static quay_status run_ring(quay__ring *ring, const uint64_t *after, bool *out_b
     ring->own = (uint32_t)quay__max(ring->plan.slots / ring->plan.threads, 1);
   ring->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   begin_report(ring);
-  quay__staging_enter();
+  quay__staging_enter(ring->plan.pin);
   quay_status status = quay__slots_open_first(ring);
   *out_begun = status == QUAY_OK;
   if (status != QUAY_OK) {
-    quay__staging_leave();
+    quay__staging_leave(ring->plan.pin);
     return status;
   }
   status = open_leg(ring, &ring->in);
@@ -286,7 +301,7 @@ static quay_status run_ring(quay__ring *ring, const uint64_t *after, bool *out_b
   close_leg(&ring->in, status);
   close_leg(&ring->out, status);
   quay__slots_close(ring);
-  quay__staging_leave();
+  quay__staging_leave(ring->plan.pin);
   pthread_cond_destroy(&ring->changed);
   end_report(ring);
   return status;

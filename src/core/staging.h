@@ -11,10 +11,13 @@
 /* What a staged copy takes. All of it is an upper bound: where the budget has no room, a copy goes
  * on with a single slot, and where no worker is free, with the calling thread alone. */
 typedef struct quay__staging_plan {
-  uint64_t budget;  /* bytes, the process's */
-  uint64_t chunk;   /* bytes of a slot */
-  uint32_t slots;   /* 1, then both legs take turns in the calling thread; or more */
-  uint32_t threads; /* the calling one included */
+  uint64_t budget;   /* bytes, the process's */
+  bool budget_grows; /* by as much for each other device that copies are under way to or from */
+  uint64_t chunk;    /* bytes of a slot */
+  uint32_t slots;    /* 1, then both legs take turns in the calling thread; or more */
+  uint32_t threads;  /* the calling one included */
+  /* The same while other devices have copies, too; at least as many. */
+  uint32_t slots_beside, threads_beside;
   uint32_t batch;   /* slots that are handed to the device together, at most; 0: each by itself */
   bool ramps;       /* the first and last chunks are smaller */
   quay_device *pin; /* that page-locks the slots and moves them on a stream; NULL: plain memory */

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "core/checked.h"
 #include "core/lifecycle.h"
@@ -16,6 +17,13 @@ static atomic_uint_fast64_t waiting;      /* how many they are */
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
 static atomic_uint copies; /* that are under way */
+
+/* Devices that have some; more than there is room for are not told apart. */
+static struct {
+  const quay_device *device;
+  uint32_t copies; /* 0: the entry is free */
+} busy[8];
+static atomic_uint devices; /* entries that are not */
 
 /* Of `held_bytes` and `copies`, the calling thread's. */
 static _Thread_local uint64_t own_bytes;
@@ -80,14 +88,51 @@ bool quay__staging_awaited(void) {
   return atomic_load_explicit(&waiting, memory_order_relaxed) != 0;
 }
 
-void quay__staging_enter(void) {
-  own_copies++;
-  atomic_fetch_add_explicit(&copies, 1, memory_order_relaxed);
+#define BUSY_MAX (sizeof busy / sizeof busy[0])
+
+/* The device's entry; else a free one; BUSY_MAX: there is none. */
+static size_t find_busy(const quay_device *device) {
+  size_t free = BUSY_MAX;
+  for (size_t i = 0; i < BUSY_MAX; i++) {
+    if (busy[i].copies != 0 && busy[i].device == device)
+      return i;
+    if (busy[i].copies == 0 && free == BUSY_MAX)
+      free = i;
+  }
+  return free;
 }
 
-void quay__staging_leave(void) {
+void quay__staging_enter(const quay_device *device) {
+  own_copies++;
+  atomic_fetch_add_explicit(&copies, 1, memory_order_relaxed);
+  if (device == NULL)
+    return;
+  quay__lifecycle_begin();
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  const size_t at = find_busy(device);
+  if (at != BUSY_MAX && busy[at].copies++ == 0) {
+    busy[at].device = device;
+    atomic_fetch_add_explicit(&devices, 1, memory_order_relaxed);
+  }
+  quay__global_release(QUAY__LOCK_STAGING);
+}
+
+void quay__staging_leave(const quay_device *device) {
   own_copies--;
   atomic_fetch_sub_explicit(&copies, 1, memory_order_relaxed);
+  if (device == NULL)
+    return;
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  const size_t at = find_busy(device);
+  /* Copies that the parent of a fork had begun are not in the child's table. */
+  if (at != BUSY_MAX && busy[at].copies != 0 && --busy[at].copies == 0)
+    atomic_fetch_sub_explicit(&devices, 1, memory_order_relaxed);
+  quay__global_release(QUAY__LOCK_STAGING);
+}
+
+uint32_t quay__staging_devices(void) {
+  const uint32_t count = atomic_load_explicit(&devices, memory_order_relaxed);
+  return count != 0 ? count : 1;
 }
 
 uint32_t quay__staging_copies(void) {
@@ -99,6 +144,8 @@ uint32_t quay__staging_copies(void) {
 void quay__staging_after_fork_in_child(void) {
   held_bytes = own_bytes;
   atomic_store_explicit(&copies, own_copies, memory_order_relaxed);
+  memset(busy, 0, sizeof busy);
+  atomic_store_explicit(&devices, 0, memory_order_relaxed);
   next_served = next_ticket;
   atomic_store_explicit(&waiting, 0, memory_order_relaxed);
   changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;

@@ -3,6 +3,7 @@
 #ifndef QUAY_CORE_STAGING_BUDGET_H
 #define QUAY_CORE_STAGING_BUDGET_H
 
+#include <quay/device.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -22,10 +23,12 @@ void quay__staging_give_back(uint64_t bytes);
 /* Whether anybody waits for room. */
 bool quay__staging_awaited(void);
 
-/* A staged copy begins and ends in the calling thread; and how many there are, at least 1. */
-void quay__staging_enter(void);
-void quay__staging_leave(void);
+/* A staged copy begins and ends in the calling thread. `device` pins its slots; NULL: none does. */
+void quay__staging_enter(const quay_device *device);
+void quay__staging_leave(const quay_device *device);
+/* How many there are, at least 1; and devices that they have, at least 1, some more not counted. */
 uint32_t quay__staging_copies(void);
+uint32_t quay__staging_devices(void);
 
 /* For lifecycle.c alone, with every lock held. */
 void quay__staging_after_fork_in_child(void);

@@ -9,6 +9,7 @@
 #include "core/host_copy.h"
 #include "core/lock.h"
 #include "core/os.h"
+#include "core/staging_budget.h"
 #include "core/staging_ring.h"
 #include "core/stream_impl.h"
 #include "core/thread.h"
@@ -69,14 +70,14 @@ bool quay__leg_fill(quay__ring *ring, bool by_helper, quay_status *out_status) {
   quay__slot *slot = may_fill(ring, by_helper) ? quay__slots_claim(ring) : NULL;
   if (slot == NULL)
     return false;
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   const uint64_t began = now(ring);
   quay__binding binding;
   keep_near(ring, &ring->out, &binding);
   *out_status = move_out(ring, slot);
   quay__topology_leave(&binding);
   const uint64_t took = now(ring) - began;
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
   slot->state = QUAY__SLOT_FILLED;
   if (ring->report != NULL)
     ring->report->host += took;
@@ -121,7 +122,7 @@ bool quay__leg_drain(quay__ring *ring, bool by_helper, quay_status *out_status) 
   if (slot == NULL)
     return false;
   slot->state = QUAY__SLOT_DRAINING;
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   const uint64_t began = now(ring);
   quay__copy_enter();
   quay__binding binding;
@@ -130,7 +131,7 @@ bool quay__leg_drain(quay__ring *ring, bool by_helper, quay_status *out_status) 
   quay__topology_leave(&binding);
   const bool moved = *out_status == QUAY_OK || quay__copy_may_have_moved(*out_status);
   const uint64_t took = now(ring) - began;
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
   ring->moved = ring->moved || moved;
   if (*out_status == QUAY_OK)
     arrive(ring, slot);
@@ -297,13 +298,13 @@ static void submit_run(quay__ring *ring, quay__leg *leg, const run *slots, bool 
     slots->slots[i]->transfer = entry->number;
   }
   leg->submitting = ring->own == 0;
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   const uint64_t began = now(ring);
   uint64_t event = 0;
   bool moved = false;
   *out_status = submit(ring, leg, slots, &event, &moved);
   const uint64_t ended = now(ring);
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
   leg->submitting = false;
   ring->moved = ring->moved || moved;
   if (*out_status == QUAY_OK) {
@@ -442,9 +443,9 @@ static void note_awaited(quay__ring *ring, quay__leg *leg, quay__transfer *entry
   const uint64_t event = entry->event;
   entry->busy = false;
   quay_device *device = leg->side->allocator->device;
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   device->vtable.event_destroy(device, event);
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
 }
 
 static bool await_leg(quay__ring *ring, quay__leg *leg, bool by_helper, quay_status *out_status) {
@@ -454,11 +455,11 @@ static bool await_leg(quay__ring *ring, quay__leg *leg, bool by_helper, quay_sta
   quay_device *device = leg->side->allocator->device;
   const uint64_t event = entry->event;
   entry->waiting++;
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   const uint64_t began = now(ring);
   *out_status = device->vtable.event_synchronize(device, event);
   const uint64_t ended = now(ring);
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
   entry->waiting--;
   if (ring->report != NULL)
     ring->report->wait += ended - began;
@@ -525,9 +526,16 @@ static uint64_t work_for_owners(const quay__ring *ring) {
   return (slots + ring->own - 1) / ring->own;
 }
 
+uint32_t quay__ring_threads_max(const quay__ring *ring) {
+  const quay__staging_plan *plan = &ring->plan;
+  return quay__staging_devices() > 1 ? (uint32_t)quay__max(plan->threads, plan->threads_beside)
+                                     : plan->threads;
+}
+
 uint64_t quay__leg_work(const quay__ring *ring) {
+  const uint32_t most = quay__ring_threads_max(ring);
   if (ring->own != 0)
-    return work_for_owners(ring);
+    return quay__min(work_for_owners(ring), most - quay__min(most, ring->threads));
   uint64_t work = 0;
   if (ring->out.kind != QUAY__LEG_STREAM && ring->claimed != ring->size)
     work += quay__slots_count(ring, QUAY__SLOT_EMPTY);

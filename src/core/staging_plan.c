@@ -97,6 +97,22 @@ static cut cut_of(const quay_device *device) {
   return (cut){current->chunk_in, current->slots_in, current->batch};
 }
 
+/* What only pays where slots are handed over together, and all of the threads were wanted. `most`:
+ * slots. */
+static void plan_beside(cut wish, uint64_t most, quay__staging_plan *inout_plan) {
+  inout_plan->threads_beside = inout_plan->threads;
+  inout_plan->slots_beside = inout_plan->slots;
+  if (wish.batch == 0 || inout_plan->slots != wish.slots_per_thread * inout_plan->threads)
+    return;
+  const uint32_t threads = quay__copy_threads_beside(inout_plan->threads);
+  const uint64_t slots =
+      quay__min(quay__min((uint64_t)wish.slots_per_thread * threads, most), QUAY__SLOTS_MAX);
+  if (slots / wish.slots_per_thread < inout_plan->threads)
+    return;
+  inout_plan->threads_beside = (uint32_t)(slots / wish.slots_per_thread);
+  inout_plan->slots_beside = inout_plan->threads_beside * wish.slots_per_thread;
+}
+
 /* Legs with transfers. `host_threads`: that can be at the host's leg at a time. */
 static void plan_transfers(uint64_t size, uint64_t allowed, cut wish, uint32_t host_threads,
                            quay__staging_plan *inout_plan) {
@@ -109,9 +125,13 @@ static void plan_transfers(uint64_t size, uint64_t allowed, cut wish, uint32_t h
   const uint64_t wanted = quay__max((uint64_t)wish.slots_per_thread * threads, TRANSFER_SLOTS);
   const uint64_t slots =
       quay__min(quay__min(quay__max(allowed / chunk, 1), wanted), chunk_count(size, chunk));
+  const uint64_t most_slots = inout_plan->budget_grows && allowed == inout_plan->budget
+                                  ? QUAY__SLOTS_MAX
+                                  : quay__max(allowed / chunk, 1);
   inout_plan->chunk = chunk;
   inout_plan->slots = (uint32_t)quay__min(slots, QUAY__SLOTS_MAX);
   inout_plan->threads = (uint32_t)quay__min(threads, inout_plan->slots);
+  plan_beside(wish, quay__min(most_slots, chunk_count(size, chunk)), inout_plan);
   inout_plan->batch = wish.batch;
   inout_plan->ramps = true;
 }
@@ -120,6 +140,7 @@ static quay_status begin_plan(const quay_copy_options *options, uint64_t *out_al
                               quay__staging_plan *out_plan) {
   *out_plan = (quay__staging_plan){.budget = 0};
   QUAY_TRY(quay__environment_staging_bytes(&out_plan->budget));
+  out_plan->budget_grows = !quay__environment_sets_staging_bytes();
   QUAY_TRY(quay__copy_threads(&out_plan->threads));
   *out_allowed = out_plan->budget;
   if (options != NULL && options->max_staging_bytes != 0)

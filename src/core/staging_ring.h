@@ -1,10 +1,11 @@
 /* What the files of staging share: a copy under way, its slots and its two legs. Everything that is
- * not marked otherwise is guarded by QUAY__LOCK_STAGING. */
+ * not marked otherwise is guarded by the ring's lock, one of a few that copies take in turns. */
 #ifndef QUAY_CORE_STAGING_RING_H
 #define QUAY_CORE_STAGING_RING_H
 
 #include <pthread.h>
 
+#include "core/lock.h"
 #include "core/staging.h"
 #include "core/staging_tuning.h"
 #include "core/workers.h"
@@ -68,6 +69,7 @@ typedef struct quay__leg {
 } quay__leg;
 
 typedef struct quay__ring {
+  quay__global_lock lock; /* never changes */
   const quay_copy_options *options;
   quay__staging_plan plan;
   const quay__staging_tuning *tuning;
@@ -91,13 +93,21 @@ typedef struct quay__ring {
   bool moved; /* bytes of the destination may have changed */
   bool failed;
   bool helper_failed; /* and first */
-  uint32_t threads;   /* that are at it now */
+  uint32_t threads;   /* that are at it now, the calling one included */
   pthread_cond_t changed;
   quay__job job;
 
   quay__staging_report *report; /* NULL: nobody wants one */
   uint64_t began, idle_since;   /* nanoseconds */
 } quay__ring;
+
+static inline void quay__ring_acquire(const quay__ring *ring) {
+  quay__global_acquire(ring->lock);
+}
+
+static inline void quay__ring_release(const quay__ring *ring) {
+  quay__global_release(ring->lock);
+}
 
 /* staging_slots.c: slots, their memory and the budget. The calling thread's. */
 
@@ -142,6 +152,8 @@ void quay__leg_settle(quay__leg *leg);
 /* Makes the leg's streams wait for all that was submitted to another one of its device. */
 quay_status quay__leg_follow(const quay__leg *leg, uint64_t stream);
 
+/* How many may be at it, the calling one included. */
+uint32_t quay__ring_threads_max(const quay__ring *ring);
 /* Threads that could do something now. */
 uint64_t quay__leg_work(const quay__ring *ring);
 

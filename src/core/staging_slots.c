@@ -13,16 +13,28 @@
 /* What a copy inside another one takes where there is no room: over the budget, so little. */
 #define NESTED_CHUNK (UINT64_C(64) << 10)
 
+/* Where nobody has set the budget, it grows with the devices that copies are under way to or from,
+ * up to so many times. */
+#define BUDGETS_MAX 4u
+
 /* A copy that others wait for gives way after so many chunks. */
 #define TURN 16u
+
+/* The process's, now. */
+static uint64_t budget_of(const quay__staging_plan *plan) {
+  const uint64_t devices = quay__min(quay__staging_devices(), BUDGETS_MAX);
+  return plan->budget_grows ? plan->budget * devices : plan->budget;
+}
 
 /* How many slots the copy could use: what is left to do, and its share where others stage, too. */
 static uint64_t slots_wanted(const quay__ring *ring, uint64_t arrived) {
   const quay__staging_plan *plan = &ring->plan;
   const uint64_t left = (ring->size - arrived - 1) / plan->chunk + 1;
-  const uint64_t share = quay__max(plan->budget / quay__staging_copies() / plan->chunk, 1);
-  const uint64_t fair = plan->pin != NULL ? share : plan->slots;
-  return quay__min(quay__min(plan->slots, left), fair);
+  const uint64_t slots =
+      quay__staging_devices() > 1 ? quay__max(plan->slots, plan->slots_beside) : plan->slots;
+  const uint64_t share = quay__max(budget_of(plan) / quay__staging_copies() / plan->chunk, 1);
+  const uint64_t fair = plan->pin != NULL ? share : slots;
+  return quay__min(quay__min(slots, left), fair);
 }
 
 /* `wanted`: slots that the copy could use, this one and those that it has included. */
@@ -32,7 +44,7 @@ static bool open_slot(quay__ring *ring, uint64_t wanted, bool kept_only) {
   const quay__staging_wish wish = {
       .size = plan->chunk,
       .more = plan->pin != NULL ? more * plan->chunk : 0,
-      .budget = plan->budget,
+      .budget = budget_of(plan),
       .device = plan->pin,
       .kept_only = kept_only,
   };
@@ -44,11 +56,11 @@ static bool open_slot(quay__ring *ring, uint64_t wanted, bool kept_only) {
   if (memory == NULL)
     return false;
   quay__slot *slot = ring->slots;
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
   while (slot->state != QUAY__SLOT_ABSENT)
     slot++;
   *slot = (quay__slot){.state = QUAY__SLOT_EMPTY, .memory = memory, .segment = segment};
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   ring->slot_count++;
   if (ring->report != NULL && ring->slot_count > ring->report->slots)
     ring->report->slots = ring->slot_count;
@@ -66,10 +78,10 @@ static void close_slot(quay__ring *ring, quay__slot *slot) {
 quay_status quay__slots_open_first(quay__ring *ring) {
   quay__staging_plan *plan = &ring->plan;
   if (!ring->nested) {
-    quay__staging_hold(plan->chunk, plan->budget);
-  } else if (!quay__staging_try_hold(plan->chunk, plan->budget)) {
+    quay__staging_hold(plan->chunk, budget_of(plan));
+  } else if (!quay__staging_try_hold(plan->chunk, budget_of(plan))) {
     plan->chunk = quay__min(plan->chunk, NESTED_CHUNK);
-    plan->slots = 1;
+    plan->slots = plan->slots_beside = 1;
     quay__staging_force_hold(plan->chunk);
   }
   ring->turn = 0;
@@ -82,11 +94,11 @@ quay_status quay__slots_open_first(quay__ring *ring) {
 /* Memory that has to be made is made once something is under way. */
 static void grow(quay__ring *ring, uint64_t wanted, bool begun) {
   quay__staging_plan *plan = &ring->plan;
-  while (ring->slot_count < wanted && quay__staging_try_hold(plan->chunk, plan->budget)) {
+  while (ring->slot_count < wanted && quay__staging_try_hold(plan->chunk, budget_of(plan))) {
     const bool pinned = plan->pin != NULL;
     if (open_slot(ring, wanted, pinned))
       continue;
-    const quay__staging_wish wish = {.size = plan->chunk, .budget = plan->budget};
+    const quay__staging_wish wish = {.size = plan->chunk, .budget = budget_of(plan)};
     if (begun && pinned && !quay__staging_memory_has_room(&wish)) {
       quay__staging_give_back(plan->chunk);
       return; /* for now */
@@ -95,14 +107,14 @@ static void grow(quay__ring *ring, uint64_t wanted, bool begun) {
     if (!made)
       quay__staging_give_back(plan->chunk);
     if (!made && (begun || !pinned))
-      plan->slots = ring->slot_count; /* memory is short: do with what is there */
+      plan->slots = plan->slots_beside = ring->slot_count; /* memory is short: do with it */
     return;
   }
 }
 
 static quay__slot *take_out_empty(quay__ring *ring) {
   quay__slot *found = NULL;
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
   for (uint32_t i = 0; i < QUAY__SLOTS_MAX && found == NULL; i++) {
     if (ring->slots[i].state == QUAY__SLOT_EMPTY)
       found = &ring->slots[i];
@@ -111,7 +123,7 @@ static quay__slot *take_out_empty(quay__ring *ring) {
     found->state = QUAY__SLOT_ABSENT;
   if (found != NULL && found == ring->last)
     ring->last = NULL; /* whose memory threads look at */
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   return found;
 }
 
@@ -140,9 +152,9 @@ static quay_status give_way(quay__ring *ring, uint64_t chunks) {
 }
 
 quay_status quay__slots_adjust(quay__ring *ring, bool begun) {
-  quay__global_acquire(QUAY__LOCK_STAGING);
+  quay__ring_acquire(ring);
   const uint64_t arrived = ring->arrived, chunks = ring->chunks_arrived;
-  quay__global_release(QUAY__LOCK_STAGING);
+  quay__ring_release(ring);
   if (arrived == ring->size)
     return QUAY_OK;
   if (quay__staging_awaited())
