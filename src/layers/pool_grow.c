@@ -32,16 +32,18 @@ enum {
 #define LEAST_SLACK       MIB
 
 /* What a piece that is given back may cost, in allocations of the program since the last one: where
- * more is given back than that, the pool may hold more, up to a share of the peak. */
+ * more is given back than that, the pool may hold more, up to a share of the peak. With the slack
+ * that is below a twentieth (kept tight, a fiftieth) of it. */
 #define COST_TIGHT        8
 #define COST              48
-#define EXTRA_SHIFT_TIGHT 5
-#define EXTRA_SHIFT       3
+#define EXTRA_SHIFT_TIGHT 7
+#define EXTRA_SHIFT       5
 #define EXTRA_STEP_SHIFT  8
 #define CREDIT_PIECES     64
 /* Where a piece is a handle of the driver's. */
-#define COST_HANDLE    256
-#define CREDIT_HANDLES 16
+#define COST_HANDLE        256
+#define CREDIT_HANDLES     16
+#define EXTRA_SHIFT_HANDLE 3
 
 typedef struct part {
   quay__extent *extent; /* taken */
@@ -97,11 +99,21 @@ static uint64_t largest_commit(const quay__pool *pool) {
   return quay__max(unit, quay__min(most, finest(pool)));
 }
 
+static uint64_t slack_of(const quay__pool *pool, uint64_t peak) {
+  const uint64_t slack = peak >> (pool->tight ? SLACK_SHIFT_TIGHT : SLACK_SHIFT);
+  return quay__max(slack, quay__max(LEAST_SLACK, pool->page));
+}
+
 /* What the pool may hold once `more` bytes are in use besides. */
 static uint64_t target_of(const quay__pool *pool, uint64_t more) {
   const uint64_t peak = quay__max(pool->peak_used, pool->used + more);
-  const uint64_t slack = peak >> (pool->tight ? SLACK_SHIFT_TIGHT : SLACK_SHIFT);
-  return peak + quay__max(slack, quay__max(LEAST_SLACK, pool->page)) + pool->extra;
+  return peak + slack_of(pool, peak) + pool->extra;
+}
+
+/* Bytes to give back where the pool would hold `over` too many. Pages go in one call however many
+ * they are: all of the slack goes with them, so that the next allocations have it. */
+static uint64_t enough_for(const quay__pool *pool, uint64_t over) {
+  return pool->whole_pages ? over : over + slack_of(pool, pool->peak_used);
 }
 
 static uint64_t cost_of(const quay__pool *pool) {
@@ -110,10 +122,16 @@ static uint64_t cost_of(const quay__pool *pool) {
   return pool->whole_pages ? COST_HANDLE : COST;
 }
 
+static uint64_t most_extra(const quay__pool *pool) {
+  if (pool->tight)
+    return pool->peak_used >> EXTRA_SHIFT_TIGHT;
+  return pool->peak_used >> (pool->whole_pages ? EXTRA_SHIFT_HANDLE : EXTRA_SHIFT);
+}
+
 /* Whether giving back comes too dear; then the pool may hold a little more from now on. */
 static bool is_too_dear(quay__pool *pool) {
   const uint64_t cost = cost_of(pool);
-  const uint64_t most = pool->peak_used >> (pool->tight ? EXTRA_SHIFT_TIGHT : EXTRA_SHIFT);
+  const uint64_t most = most_extra(pool);
   if (pool->credit >= cost || pool->extra >= most)
     return false;
   pool->extra = quay__min(most, pool->extra + (pool->peak_used >> EXTRA_STEP_SHIFT) + pool->page);
@@ -395,7 +413,7 @@ static quay_status grow_pages(quay__pool *pool, const quay__pool_want *want,
     if (made.bare_bytes > 0 && pool->committed > target && is_too_dear(pool))
       target = quay__min(target_of(pool, want->size), pool->max_bytes);
     if (made.bare_bytes > 0 && pool->committed > target)
-      take_victims(pool, pool->committed - target, &made);
+      take_victims(pool, enough_for(pool, pool->committed - target), &made);
     above_limit = pool->committed - quay__min(made.victim_bytes, pool->committed) > pool->max_bytes;
   }
   quay__lock_release(&pool->lock);
