@@ -16,7 +16,7 @@
 /* Of what is carved: from here on an allocation is one of its own. */
 #define PAGES_ALIGNMENT  (2 * MIB)
 #define BLOCKS_ALIGNMENT ((uint64_t)4096)
-/* Pages of the host go back in pieces of this, unless memory is dearer than calls. */
+/* Pages of the host come and go in pieces of this, unless memory is dearer than calls. */
 #define HOST_PIECE    ((uint64_t)32 << 10)
 #define LEAST_RESERVE (16 * GIB)
 #define MOST_RESERVE  (1024 * GIB)
@@ -212,8 +212,9 @@ static void set_mode(quay__pool *pool, const quay_allocator *inner) {
     pool->mode = QUAY__POOL_PAGES;
     pool->alignment = quay__max(inner->alignment, quay__max(inner->page_size, PAGES_ALIGNMENT));
     pool->page = inner->page_size;
+    pool->piece = pool->page;
     if (!pool->whole_pages && !pool->tight)
-      pool->page = quay__max(pool->page, host_piece(pool));
+      pool->piece = quay__max(pool->page, host_piece(pool));
     pool->reserve_bytes = reserve_size(pool);
   }
 }

@@ -81,13 +81,20 @@ static uint64_t finest(const quay__pool *pool) {
   return quay__max(share, pool->page);
 }
 
-/* Bytes of one commit at least, where commits are what costs: they grow with what there is. */
+/* Where commits are what costs, bytes of one at least: they grow with what there is. */
 static uint64_t unit_of(const quay__pool *pool) {
   if (pool->block_bytes != 0)
     return quay__max(pool->block_bytes, pool->page);
   const uint64_t share = power_below(pool->committed >> (pool->tight ? 9 : 3));
   const uint64_t most = pool->committed >> 7 > FIRST_UNIT ? LARGEST_UNIT : FIRST_UNIT;
   return quay__max(quay__min(quay__min(share, most), finest(pool)), pool->page);
+}
+
+/* Bytes of one commit at least, and no more than is needed where that is what there is. */
+static uint64_t least_commit(const quay__pool *pool) {
+  if (atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
+    return pool->page;
+  return pool->whole_pages ? unit_of(pool) : pool->piece;
 }
 
 /* Bytes of one commit at most: the larger, the fewer, and the less often one is wholly free. */
@@ -221,9 +228,9 @@ static place find_place(const quay__pool *pool, const quay__pool_want *want) {
 }
 
 /* Takes the place: the parts that there is memory for as far as it reaches, bare ones in pages, and
- * a unit at least where it is commits that cost. */
+ * a unit at least. */
 static void take_place(quay__pool *pool, const place *found, plan *out) {
-  const uint64_t unit = pool->whole_pages ? unit_of(pool) : pool->page;
+  const uint64_t unit = least_commit(pool);
   quay__extent *each = found->lowest;
   out->begin = found->begin;
   out->end = found->end;
@@ -263,20 +270,27 @@ static void take_victim(quay__pool *pool, quay__extent *extent, uint64_t most, p
   out->victim_bytes += victim->size;
 }
 
-/* Free memory to give back: the largest extents first, which are the fewest. */
-static void take_victims(quay__pool *pool, uint64_t bytes, plan *out) {
+/* Of extents of `least` bytes or more. */
+static void take_victims_from(quay__pool *pool, uint64_t least, uint64_t bytes, plan *out) {
   for (uint32_t i = QUAY__POOL_ARENAS; i-- > 0;) {
     const quay__offsets *const arena = &pool->arenas[i];
     quay__extent *next;
     uint32_t seen = 0;
     for (quay__extent *each = quay__offsets_largest(arena, QUAY__POOL_READY);
-         each != NULL && each->size >= pool->page && seen < 2 * VICTIMS; each = next, seen++) {
+         each != NULL && each->size >= least && seen < 2 * VICTIMS; each = next, seen++) {
       if (out->victim_bytes >= bytes || out->victim_count == VICTIMS)
         return;
       next = quay__offsets_next_smaller(arena, each);
       take_victim(pool, each, bytes - out->victim_bytes, out);
     }
   }
+}
+
+/* Free memory to give back: the largest extents first, which are the fewest. */
+static void take_victims(quay__pool *pool, uint64_t bytes, plan *out) {
+  take_victims_from(pool, pool->piece, bytes, out);
+  if (pool->piece > pool->page && out->victim_bytes < bytes)
+    take_victims_from(pool, pool->page, bytes, out);
 }
 
 static bool provision(quay__pool *pool) {

@@ -136,7 +136,8 @@ typedef struct quay__pool {
   atomic_uint starving, moving;
   uint64_t cache_bytes;   /* of each thread */
   uint64_t alignment;     /* of regions: larger ones are direct */
-  uint64_t page;          /* PAGES: bytes that are committed at least */
+  uint64_t page;          /* PAGES: bytes that can be committed at least */
+  uint64_t piece;         /* PAGES: bytes that are, where there is memory */
   uint64_t reserve_bytes; /* PAGES: of a region */
   uint64_t block_bytes;   /* of a block, or a commit; 0: by what is taken so far */
   uint64_t max_bytes;     /* UINT64_MAX: no limit */

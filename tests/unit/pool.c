@@ -345,7 +345,9 @@ Test(pool, all_of_a_small_limit_can_be_had) {
   static const struct {
     const char *spec;
     size_t count; /* blocks of 4 KiB */
-  } each[] = {{"pool:max=4KiB+cpu", 1}, {"pool:max=20KiB+cpu", 5}, {"pool:max=100KiB+cpu", 25}};
+  } each[] = {{"pool:max=4KiB+cpu", 1},    {"pool:max=20KiB+cpu", 5},
+              {"pool:max=100KiB+cpu", 25}, {"pool+limit:4KiB+cpu", 1},
+              {"pool+limit:20KiB+cpu", 5}, {"pool+limit:100KiB+cpu", 25}};
   for (size_t i = 0; i < sizeof each / sizeof each[0]; i++) {
     quay_allocator *const pool = open_spec(each[i].spec);
     quay_raw_buffer raws[26];

@@ -119,6 +119,26 @@ static void free_every_other(program *of) {
   }
 }
 
+/* Blocks hardly larger than what is committed at a time. */
+static void free_every_other_small_one(program *of) {
+  enum {
+    GROUP = 600,
+    GROUPS = 6
+  };
+  for (size_t round = 0; round < 30; round++) {
+    const size_t first = round % GROUPS * GROUP;
+    const uint64_t size = any_size(of, 32 * KIB, 3);
+    for (size_t i = 0; i < GROUP; i++)
+      give(of, first + i);
+    for (size_t i = 0; i < GROUP; i++)
+      take(of, first + i, size + below(of, 256));
+    for (size_t i = 0; i < GROUP; i += 2)
+      give(of, first + i);
+    for (size_t i = 0; i < GROUP; i += 6)
+      take(of, first + i, 2 * size);
+  }
+}
+
 /* Very small blocks in great number, and now and then a very large one. */
 static void mix_small_and_huge(program *of) {
   for (size_t step = 0; step < 30000; step++) {
@@ -167,9 +187,9 @@ static void serve_requests(program *of) {
 }
 
 static const shape shapes[] = {
-    {grow_slowly, "slow growth"},        {allocate_at_random, "random sizes"},
-    {free_every_other, "every other"},   {mix_small_and_huge, "small and huge"},
-    {serve_requests, "requests served"},
+    {grow_slowly, "slow growth"},           {allocate_at_random, "random sizes"},
+    {free_every_other, "every other"},      {free_every_other_small_one, "every other small one"},
+    {mix_small_and_huge, "small and huge"}, {serve_requests, "requests served"},
 };
 
 Test(pool_held, it_is_at_most_a_twentieth_more_than_was_ever_live) {
