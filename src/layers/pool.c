@@ -20,7 +20,9 @@
 #define HOST_PIECE    ((uint64_t)32 << 10)
 #define LEAST_RESERVE (16 * GIB)
 #define MOST_RESERVE  (1024 * GIB)
-#define CACHE_BYTES   MIB
+/* What a thread keeps of small and, where there is as much eight times, of large blocks. */
+#define CACHE_BYTES  MIB
+#define RECENT_BYTES (512 * MIB)
 
 static void destroy_regions(quay__pool *pool) {
   for (uint32_t i = 0; i < pool->region_count; i++) {
@@ -249,6 +251,7 @@ static quay__pool *make_pool(const settings *from, quay_allocator *inner) {
   pool->cache_bytes = CACHE_BYTES;
   atomic_init(&pool->generation, quay__device_generation(inner->device));
   pool->device_bytes = device_bytes(inner);
+  pool->recent_bytes = quay__min(RECENT_BYTES, quay__min(pool->max_bytes, pool->device_bytes) / 8);
   set_mode(pool, inner);
   quay__lock_init(&pool->lock);
   pool->spins = (quay__spin_set){

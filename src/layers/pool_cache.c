@@ -145,6 +145,7 @@ static quay__extent *take_recent(quay__pool *pool, quay__pool_cache *cache,
       continue;
     if (is_usable(pool, extent, want)) {
       cache->hits++;
+      cache->recent_bytes -= quay__min(want->size, cache->recent_bytes);
       return extent;
     }
     put_into(&cache->recent[i], extent);
@@ -194,23 +195,24 @@ QUAY__ALWAYS static inline bool put_small(quay__pool *pool, quay__pool_cache *ca
 QUAY__SELDOM static void give_recent(quay__pool *pool, quay__pool_cache *cache) {
   quay__pool_batch batch;
   quay__pool_move_begin(pool);
-  quay__pool_gather(cache, cache->recent_used, &batch);
-  cache->recent_used = 0;
+  quay__pool_gather_own(cache, &batch);
   quay__pool_heap_give(pool, batch.extents, batch.count);
   quay__pool_move_end(pool);
 }
 
+/* Of at most `recent_bytes`. */
 static void put_recent(quay__pool *pool, quay__pool_cache *cache, quay__extent *extent) {
   uint32_t i = 0;
   while (i < cache->recent_used &&
          atomic_load_explicit(&cache->recent[i], memory_order_relaxed) != NULL)
     i++;
-  if (i == QUAY__POOL_RECENT) {
+  if (i == QUAY__POOL_RECENT || cache->recent_bytes > pool->recent_bytes - extent->size) {
     give_recent(pool, cache);
     i = 0;
   }
   if (i == cache->recent_used)
     cache->recent_used = i + 1;
+  cache->recent_bytes += extent->size;
   cache->recent_sizes[i] = extent->size;
   put_into(&cache->recent[i], extent);
 }
@@ -227,6 +229,8 @@ QUAY__ALWAYS static inline bool cache_put(quay__pool *pool, quay__extent *extent
   if (cache == NULL || atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
     return false;
   if (!is_small(pool, extent->size)) {
+    if (extent->size > pool->recent_bytes)
+      return false;
     put_recent(pool, cache, extent);
     return true;
   }

@@ -251,10 +251,8 @@ uint32_t quay__pool_heap_take(quay__pool *pool, const quay__pool_want *want, qua
                               uint64_t hits, quay__extent **out_extents, uint32_t count) {
   quay__pool_batch batch = {.count = 0};
   quay__lock_acquire(&pool->lock);
-  if (own != NULL) { /* with the lock held, so that nobody misses it */
-    quay__pool_gather(own, own->recent_used, &batch);
-    own->recent_used = 0;
-  }
+  if (own != NULL) /* with the lock held, so that nobody misses it */
+    quay__pool_gather_own(own, &batch);
   quay__pool_earn(pool, 1 + hits);
   if (pool->has_streams)
     make_stream_set(pool, want->stream);

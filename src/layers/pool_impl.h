@@ -109,6 +109,7 @@ typedef struct quay__pool_cache {
   uint32_t hand;                     /* which list is emptied next where there are too many bytes */
   uint32_t recent_used;              /* places of `recent` from here on are empty */
   uint64_t bytes;                    /* of the stock, with what others have taken unnoticed */
+  uint64_t recent_bytes;             /* of `recent`, likewise */
   uint64_t hits;                     /* allocations out of `recent` since the heap was last asked */
   _Atomic(quay__pool_stock *) stock; /* NULL: none yet */
   /* The stock may have extents that work still uses. Set by the thread, after it has put one. */
@@ -134,7 +135,8 @@ typedef struct quay__pool {
    * memory in their hands, where those don't find it. In the child of a fork one may stay counted,
    * which costs it the keeping, and time where there is no memory. */
   atomic_uint starving, moving;
-  uint64_t cache_bytes;   /* of each thread */
+  uint64_t cache_bytes;   /* of each thread: what is small */
+  uint64_t recent_bytes;  /* of each thread: what is large */
   uint64_t alignment;     /* of regions: larger ones are direct */
   uint64_t page;          /* PAGES: bytes that can be committed at least */
   uint64_t piece;         /* PAGES: bytes that are, where there is memory */
@@ -276,6 +278,8 @@ bool quay__pool_has_recent(quay__pool *pool);
 bool quay__pool_has_kept(quay__pool *pool);
 /* Takes out what one keeps of large blocks, of the first `count` places. */
 void quay__pool_gather(quay__pool_cache *cache, uint32_t count, quay__pool_batch *out_batch);
+/* All of the calling thread's. */
+void quay__pool_gather_own(quay__pool_cache *cache, quay__pool_batch *out_batch);
 void quay__pool_caches_destroy(quay__pool *pool);
 /* Sees to the thread's stock. Failing is no error: the thread goes without. */
 void quay__pool_make_stock(quay__pool *pool);

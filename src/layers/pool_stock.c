@@ -86,6 +86,12 @@ void quay__pool_gather(quay__pool_cache *cache, uint32_t count, quay__pool_batch
   }
 }
 
+void quay__pool_gather_own(quay__pool_cache *cache, quay__pool_batch *out_batch) {
+  quay__pool_gather(cache, cache->recent_used, out_batch);
+  cache->recent_used = 0;
+  cache->recent_bytes = 0;
+}
+
 static void flush_list(quay__pool *pool, quay__pool_cache *cache, quay__pool_list from) {
   quay__extent *gone[QUAY__POOL_CLASS_DEPTH];
   uint32_t count = 0;
