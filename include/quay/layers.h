@@ -37,9 +37,13 @@
  *   pool             keeps freed memory for the next allocation, and carves small blocks out of
  *                    large ones. Allocations take 64 bytes at least, and an eighth more at most up
  *                    to 4 KiB; from 1 MiB whole pages of 4 KiB. Free never waits, never calls the
- *                    backend, and takes no memory. A block that device work still uses when it is
- *                    freed is handed out again to the stream of that work at once (to allocations
- *                    with that stream in their options), to others when the work is done.
+ *                    backend, and takes no memory; but for what follows. A block that device work
+ *                    still uses when it is freed is handed out again to the stream of that work at
+ *                    once (to allocations with that stream in their options), to others when the
+ *                    work is done. One that several streams use needs a note of 64 bytes for each
+ *                    of them: allocations see to some 96 in stock; if more than those are freed
+ *                    with no allocation in between, the free takes host memory for more, and
+ *                    if there is none, waits for the work.
  *                    quay_allocator_trim() gives what is free back; statistics are the pool's own:
  *                    reserved, pending, largest free block. Out of memory it waits for pending
  *                    frees, gives back what is free and tries once more, or a few times where
@@ -49,8 +53,10 @@
  *                    backend has no pages), are blocks of their own and are not kept.
  *                    quay_raw_buffer_release_host() of its memory is UNSUPPORTED.
  *     keep=default   holds about a sixtieth more than was ever in use at once; where that means
- *                    giving memory back and taking it again all the time, up to an eighth more
- *     keep=tight     a 250th more, at most a thirtieth, for more calls of the driver
+ *                    giving memory back and taking it again all the time, up to a twentieth more,
+ *                    and an eighth where memory comes in pieces that a driver is paid for
+ *                    (CUDA; a piece of which a part is in use is held, besides)
+ *     keep=tight     a 250th more, at most an 80th, for more calls of the driver
  *     block=BYTES    what is taken from the backend at a time, a power of two from 64 KiB to 1 GiB;
  *                    default: grows with what is taken already
  *     max=BYTES      reserves no more: LIMIT_EXCEEDED. A share of the device's memory is written as

@@ -7,6 +7,7 @@
 #include "support/failing_allocations.h"
 #include "support/random.h"
 #include "support/status.h"
+#include "unit/late_fixture.h"
 
 enum {
   COUNT = 200
@@ -98,4 +99,63 @@ Test(pool_memory, whichever_allocation_fails_by_pages_the_pool_stays_usable) {
 
 Test(pool_memory, whichever_allocation_fails_by_blocks_the_pool_stays_usable) {
   sweep("pool+mmap:/tmp");
+}
+
+/* Two notes for each. */
+enum {
+  SHARED = 150
+};
+
+static void use_on(quay_stream *stream, quay_buffer *buffer, late_use *kept) {
+  const quay_use use = {buffer, QUAY_READ};
+  quay_access access;
+  OK(quay_access_begin(stream, &use, 1, &access));
+  *kept = (late_use){.address = access.pointers[0], .size = 64, .mode = QUAY_READ};
+  launch_on(stream, kept);
+  OK(quay_access_end(&access));
+}
+
+static void release_without_memory(quay_buffer **buffers, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    allocations_left = 0;
+    quay_buffer_release(buffers[i]);
+    allocations_left = -1;
+  }
+}
+
+Test(pool_memory, many_frees_of_what_several_streams_use_wait_where_there_is_no_memory) {
+  static late_use used[2 * SHARED];
+  const late_options options = {.mode = LATE_MANUAL, .seed = 5, .device_bytes = 64 << 20};
+  OK(late_register(&options));
+  quay_allocator *pool = NULL;
+  OK(quay_allocator_open("pool+late:0", &pool));
+  quay_stream *const streams[] = {stream_new(0), stream_new(0)};
+  quay_buffer *buffers[SHARED];
+  const int64_t shape[] = {20000};
+  for (size_t i = 0; i < SHARED; i++)
+    OK(quay_buffer_create(pool, QUAY_U8, 1, shape, NULL, &buffers[i]));
+  for (size_t i = 0; i < 2 * SHARED; i++)
+    use_on(streams[i % 2], buffers[i / 2], &used[i]);
+  quay_event *const last[] = {record(streams[0]), record(streams[1])};
+  release_without_memory(buffers, 20);
+  cr_assert(!is_done(last[0]) && !is_done(last[1]), "a few frees are not to wait");
+  release_without_memory(buffers + 20, SHARED - 20);
+  quay_stats stats;
+  OK(quay_allocator_stats(pool, &stats));
+  cr_assert_eq(stats.live_count, 0);
+  cr_assert_eq(stats.error_count, 0);
+  cr_assert_lt(stats.pending_bytes, SHARED * 20000u, "no free has waited");
+  OK(quay_stream_synchronize(streams[0]));
+  OK(quay_stream_synchronize(streams[1]));
+  OK(quay_allocator_stats(pool, &stats));
+  cr_assert_eq(stats.pending_bytes, 0);
+  OK(quay_allocator_trim(pool, NULL));
+  OK(quay_allocator_stats(pool, &stats));
+  cr_assert_eq(stats.reserved_bytes, 0);
+  for (size_t i = 0; i < 2; i++) {
+    quay_event_release(last[i]);
+    quay_stream_release(streams[i]);
+  }
+  quay_allocator_release(pool);
+  end();
 }
