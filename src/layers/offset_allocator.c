@@ -238,6 +238,7 @@ quay__extent *quay__offsets_add(quay__offsets *offsets, uint32_t region, uint64_
   quay__extent *const extent = quay__offsets_spare_take(offsets);
   extent->region = region;
   extent->size = size;
+  offsets->bytes += size;
   insert(offsets, extent, set);
   return extent;
 }
@@ -245,6 +246,7 @@ quay__extent *quay__offsets_add(quay__offsets *offsets, uint32_t region, uint64_
 void quay__offsets_remove(quay__offsets *offsets, quay__extent *whole) {
   if (whole->set != QUAY__EXTENT_TAKEN)
     extract(offsets, whole);
+  offsets->bytes -= whole->size;
   quay__offsets_spare_put(offsets, whole);
 }
 

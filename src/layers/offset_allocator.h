@@ -50,6 +50,7 @@ typedef struct quay__extent_set {
 typedef struct quay__offsets {
   uint32_t granule_log2;
   uint32_t spare_count;
+  uint64_t bytes;                             /* of all regions */
   quay__extent *spare;                        /* unused extents, linked by `next` */
   void *chunks;                               /* the memory of all extents */
   quay__extent_set *sets[QUAY__OFFSETS_SETS]; /* NULL: not made */

@@ -41,9 +41,8 @@ enum {
 #define EXTRA_STEP_SHIFT  8
 #define CREDIT_PIECES     64
 /* Where a piece is a handle of the driver's. */
-#define COST_HANDLE        256
-#define CREDIT_HANDLES     16
-#define EXTRA_SHIFT_HANDLE 3
+#define COST_HANDLE    256
+#define CREDIT_HANDLES 16
 
 typedef struct part {
   quay__extent *extent; /* taken */
@@ -81,25 +80,37 @@ static uint64_t finest(const quay__pool *pool) {
   return quay__max(share, pool->page);
 }
 
-/* Where commits are what costs, bytes of one at least: they grow with what there is. */
-static uint64_t unit_of(const quay__pool *pool) {
+/* Bytes of an arena that there is memory for, or is about to be. */
+static uint64_t bytes_there(const quay__offsets *arena) {
+  const uint64_t bare = arena->sets[QUAY__POOL_BARE]->bytes;
+  return arena->bytes - quay__min(bare, arena->bytes);
+}
+
+/* Where commits are what costs, bytes of one at least: they grow with what there is, and what is
+ * for small blocks with what these have, since programs have few of them. */
+static uint64_t unit_of(const quay__pool *pool, quay__pool_arena arena) {
   if (pool->block_bytes != 0)
     return quay__max(pool->block_bytes, pool->page);
-  const uint64_t share = power_below(pool->committed >> (pool->tight ? 9 : 3));
+  uint64_t share = pool->committed >> (pool->tight ? 9 : 3);
+  if (arena == QUAY__POOL_SMALL)
+    share = quay__min(share, 8 * bytes_there(&pool->arenas[arena]));
+  if (arena == QUAY__POOL_TINY)
+    share = quay__min(share, bytes_there(&pool->arenas[arena]));
   const uint64_t most = pool->committed >> 7 > FIRST_UNIT ? LARGEST_UNIT : FIRST_UNIT;
-  return quay__max(quay__min(quay__min(share, most), finest(pool)), pool->page);
+  const uint64_t unit = quay__min(quay__min(power_below(share), most), finest(pool));
+  return quay__max(unit, pool->page);
 }
 
 /* Bytes of one commit at least, and no more than is needed where that is what there is. */
-static uint64_t least_commit(const quay__pool *pool) {
+static uint64_t least_commit(const quay__pool *pool, quay__pool_arena arena) {
   if (atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
     return pool->page;
-  return pool->whole_pages ? unit_of(pool) : pool->piece;
+  return pool->whole_pages ? unit_of(pool, arena) : pool->piece;
 }
 
 /* Bytes of one commit at most: the larger, the fewer, and the less often one is wholly free. */
 static uint64_t largest_commit(const quay__pool *pool) {
-  const uint64_t unit = unit_of(pool);
+  const uint64_t unit = unit_of(pool, QUAY__POOL_LARGE);
   if (pool->tight || pool->block_bytes != 0)
     return unit;
   const uint64_t most = quay__max(LARGEST_UNIT, power_below(pool->committed >> 5));
@@ -129,16 +140,10 @@ static uint64_t cost_of(const quay__pool *pool) {
   return pool->whole_pages ? COST_HANDLE : COST;
 }
 
-static uint64_t most_extra(const quay__pool *pool) {
-  if (pool->tight)
-    return pool->peak_used >> EXTRA_SHIFT_TIGHT;
-  return pool->peak_used >> (pool->whole_pages ? EXTRA_SHIFT_HANDLE : EXTRA_SHIFT);
-}
-
 /* Whether giving back comes too dear; then the pool may hold a little more from now on. */
 static bool is_too_dear(quay__pool *pool) {
   const uint64_t cost = cost_of(pool);
-  const uint64_t most = most_extra(pool);
+  const uint64_t most = pool->peak_used >> (pool->tight ? EXTRA_SHIFT_TIGHT : EXTRA_SHIFT);
   if (pool->credit >= cost || pool->extra >= most)
     return false;
   pool->extra = quay__min(most, pool->extra + (pool->peak_used >> EXTRA_STEP_SHIFT) + pool->page);
@@ -230,7 +235,7 @@ static place find_place(const quay__pool *pool, const quay__pool_want *want) {
 /* Takes the place: the parts that there is memory for as far as it reaches, bare ones in pages, and
  * a unit at least. */
 static void take_place(quay__pool *pool, const place *found, plan *out) {
-  const uint64_t unit = least_commit(pool);
+  const uint64_t unit = least_commit(pool, pool->regions[found->lowest->region]->arena);
   quay__extent *each = found->lowest;
   out->begin = found->begin;
   out->end = found->end;
@@ -257,13 +262,8 @@ static void take_victim(quay__pool *pool, quay__extent *extent, uint64_t most, p
   const quay__pool_region *const region = pool->regions[extent->region];
   uint64_t begin, end;
   if (!quay__pool_is_current(pool, region) ||
-      !quay__pool_whole_commits(pool, region, extent, &begin, &end))
+      !quay__pool_whole_commits(pool, region, extent, most, &begin, &end))
     return;
-  if (!pool->whole_pages && end - begin > most) {
-    uint64_t enough;
-    if (quay__align_up(most, pool->page, &enough))
-      end = quay__min(end, begin + enough);
-  }
   pay(pool);
   quay__extent *const victim = quay__pool_heap_part(pool, extent, begin, end - begin);
   out->victims[out->victim_count++] = victim;

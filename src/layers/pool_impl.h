@@ -396,8 +396,10 @@ quay_status quay__pool_commit(quay__pool *pool, quay__pool_region *region, uint6
 /* False, and logged: they stay. */
 bool quay__pool_decommit(quay__pool *pool, quay__pool_region *region, uint64_t offset,
                          uint64_t size);
-/* The range of whole commits in an extent that is there. False: none. */
+/* The range of whole commits in an extent that is there, or as many of them as are `enough` bytes.
+ * False: none. */
 bool quay__pool_whole_commits(const quay__pool *pool, const quay__pool_region *region,
-                              const quay__extent *extent, uint64_t *out_begin, uint64_t *out_end);
+                              const quay__extent *extent, uint64_t enough, uint64_t *out_begin,
+                              uint64_t *out_end);
 
 #endif

@@ -193,7 +193,8 @@ bool quay__pool_decommit(quay__pool *pool, quay__pool_region *region, uint64_t o
 }
 
 bool quay__pool_whole_commits(const quay__pool *pool, const quay__pool_region *region,
-                              const quay__extent *extent, uint64_t *out_begin, uint64_t *out_end) {
+                              const quay__extent *extent, uint64_t enough, uint64_t *out_begin,
+                              uint64_t *out_end) {
   uint64_t begin, end;
   if (!quay__extent_pages(extent, pool->page, &begin, &end))
     return false;
@@ -204,12 +205,15 @@ bool quay__pool_whole_commits(const quay__pool *pool, const quay__pool_region *r
       page -= region->commits[page] & ~LATER;
       page += region->commits[page];
     }
+    const uint64_t enough_pages = enough / pool->page + (enough % pool->page != 0);
     uint64_t reach = page;
-    while (reach < end_page && region->commits[reach] != 0 &&
+    while (reach < end_page && reach - page < enough_pages && region->commits[reach] != 0 &&
            reach + region->commits[reach] <= end_page)
       reach += region->commits[reach];
     begin = page * pool->page;
     end = reach * pool->page;
+  } else if (end - begin > enough && quay__align_up(enough, pool->page, &enough)) {
+    end = quay__min(end, begin + enough);
   }
   *out_begin = begin;
   *out_end = end;

@@ -153,7 +153,9 @@ Test(offset_allocator, a_dropped_region_leaves_no_extent_behind) {
   quay__extent *const hole = take(GRANULE, GRANULE);
   cr_assert_not_null(take(GRANULE, GRANULE));
   give(hole);
+  cr_assert_eq(offsets.bytes, 1 << 20);
   quay__offsets_drop(&offsets, first);
+  cr_assert_eq(offsets.bytes, 0);
   cr_assert_null(quay__offsets_largest(&offsets, FREE));
   cr_assert_eq(offsets.sets[FREE]->bytes, 0);
   quay__offsets_destroy(&offsets);

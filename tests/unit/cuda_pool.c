@@ -1,0 +1,97 @@
+/* The pool layer where memory comes in handles of a driver's, which go back only as a whole: how
+ * many it takes and gives back. */
+#include <quay/quay.h>
+
+#include "support/status.h"
+
+#define KIB ((uint64_t)1 << 10)
+#define MIB ((uint64_t)1 << 20)
+
+static quay_allocator *pool;
+
+static void begin(const char *spec) {
+  CHECK_OK(quay_allocator_open(spec, &pool));
+}
+
+static quay_raw_buffer allocate(uint64_t size) {
+  quay_raw_buffer raw;
+  CHECK_OK(quay_allocator_alloc(pool, size, NULL, &raw));
+  return raw;
+}
+
+static uint64_t reserved(void) {
+  quay_stats stats;
+  CHECK_OK(quay_allocator_stats(pool, &stats));
+  return stats.reserved_bytes;
+}
+
+static void check_reserved(uint64_t least, uint64_t most) {
+  const uint64_t bytes = reserved();
+  cr_assert(least <= bytes && bytes <= most, "%llu bytes are reserved", (unsigned long long)bytes);
+}
+
+Test(cuda_pool, few_small_blocks_take_little_beside_many_large_ones) {
+  enum {
+    LARGE = 100,
+    SMALL = 20
+  };
+  begin("pool+cuda:0");
+  quay_raw_buffer large[LARGE], small[SMALL];
+  for (size_t i = 0; i < LARGE; i++)
+    large[i] = allocate(4 * MIB);
+  const uint64_t before = reserved();
+  for (size_t i = 0; i < SMALL; i++)
+    small[i] = allocate(i % 2 == 0 ? 100 : 64 * KIB);
+  check_reserved(before + 4 * MIB, before + 4 * MIB);
+  for (size_t i = 0; i < SMALL; i++)
+    quay_raw_buffer_free(&small[i]);
+  for (size_t i = 0; i < LARGE; i++)
+    quay_raw_buffer_free(&large[i]);
+  quay_allocator_release(pool);
+}
+
+Test(cuda_pool, many_small_blocks_take_few_handles) {
+  enum {
+    COUNT = 1000
+  };
+  begin("pool+cuda:0");
+  static quay_raw_buffer raws[COUNT];
+  uint64_t grown = 0, last = 0;
+  for (size_t i = 0; i < COUNT; i++) {
+    raws[i] = allocate(512 * KIB);
+    grown += reserved() != last;
+    last = reserved();
+  }
+  cr_assert_leq(grown, 60, "500 MiB were taken in %llu steps", (unsigned long long)grown);
+  for (size_t i = 0; i < COUNT; i++)
+    quay_raw_buffer_free(&raws[i]);
+  quay_allocator_release(pool);
+}
+
+/* It may hold what was in use at most, and a little: here some 6 MiB too many. */
+Test(cuda_pool, no_more_handles_go_back_than_are_enough) {
+  begin("pool+cuda:0");
+  quay_raw_buffer most = allocate(400 * MIB);
+  quay_raw_buffer_free(&most);
+  CHECK_OK(quay_allocator_trim(pool, NULL));
+  quay_raw_buffer lower = allocate(200 * MIB);
+  quay_raw_buffer between = allocate(2 * MIB);
+  quay_raw_buffer_free(&lower);
+  quay_raw_buffer upper = allocate(210 * MIB);
+  check_reserved(350 * MIB, 408 * MIB);
+  quay_raw_buffer_free(&upper);
+  quay_raw_buffer_free(&between);
+  quay_allocator_release(pool);
+}
+
+/* Else an allocation would take more than there is, though what it needs is there. */
+Test(cuda_pool, the_last_memory_of_a_device_can_be_had) {
+  begin("pool+limit:130MiB+cuda:0");
+  quay_raw_buffer raws[65];
+  for (size_t i = 0; i < 65; i++)
+    raws[i] = allocate(2 * MIB);
+  check_reserved(130 * MIB, 130 * MIB);
+  for (size_t i = 0; i < 65; i++)
+    quay_raw_buffer_free(&raws[i]);
+  quay_allocator_release(pool);
+}
