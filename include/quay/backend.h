@@ -218,6 +218,10 @@ typedef struct quay_across_info {
   uint32_t threads;       /* 0 counts as 1 */
   uint64_t staging_bytes; /* of host memory held meanwhile */
   const char *reason;     /* static text; NULL: the core's own */
+  uint64_t source_offset; /* of copy_info alone, told to it: bytes into `source` */
+  /* Of copy_out alone: most of the bytes have to come from a disk first, so that `threads` mostly
+   * wait and may be more than there are processors. Staged copies take as many, and `chunk`. */
+  bool from_disk;
 } quay_across_info;
 
 /* One of many copies from host memory into an allocator's. */
@@ -284,7 +288,7 @@ typedef struct quay_allocator_vtable {
   quay_status (*lend)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
                       uint64_t size, quay_use_mode mode);
   /* How copy_in (`source` is NULL), copy_out (`destination` is NULL) or copy_within of `size` bytes
-   * would go about it, for quay_copy_plan(). `out_info` says before what it does if nothing is
+   * would go about it, for quay_copy_plan() and, of files, for staged copies. `out_info` says before what it does if nothing is
    * changed: all at once and one thread, which is the default. Of a lazy buffer there is what
    * can_copy_across is handed. */
   void (*copy_info)(quay_allocator *allocator, const quay_raw_buffer *destination,

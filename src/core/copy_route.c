@@ -236,7 +236,8 @@ static void ask_details(const quay__side *destination, const quay__side *source,
   const quay_raw_buffer *from = source->raw != NULL ? source->raw : &lazy_source;
   quay_allocator *entered = out ? source->allocator : destination->allocator;
   quay_across_info info = {.chunk = chosen->chunk != 0 ? chosen->chunk : size,
-                           .threads = chosen->threads};
+                           .threads = chosen->threads,
+                           .source_offset = source->offset};
   entered->vtable.copy_info(entered, out ? NULL : to, into ? NULL : from, size, &info);
   chosen->chunk = info.chunk;
   chosen->threads = info.threads != 0 ? info.threads : 1;

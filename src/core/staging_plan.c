@@ -18,6 +18,9 @@
 #define SLOT_MAX  (UINT64_C(4) << 20)
 #define SLOTS_MAX 4u
 
+/* Of each thread that waits for a disk: one is being read into while the other one goes on. */
+#define DISK_SLOTS 2u
+
 /* A copy of few slots' worth is cut finer, so that its legs overlap for most of the way: into
  * CHUNKS, unless they became smaller than this. */
 #define CHUNK_MIN (UINT64_C(1) << 20)
@@ -63,10 +66,13 @@ static uint64_t chunk_count(uint64_t size, uint64_t chunk) {
 
 /* Legs of calls. */
 
-static void plan_calls(uint64_t size, uint64_t allowed, bool from_file,
+/* `disk_chunk`: bytes that a file's bytes have to be read from the disk by; 0: they have not. */
+static void plan_calls(uint64_t size, uint64_t allowed, bool from_file, uint64_t disk_chunk,
                        quay__staging_plan *inout_plan) {
   const uint32_t threads = inout_plan->threads;
-  const uint64_t slot_size = whole_pages(quay__min(SLOT_MAX, allowed / 2));
+  const uint64_t slot_most = disk_chunk != 0 ? quay__min(disk_chunk, SLOT_MAX) : SLOT_MAX;
+  const uint64_t slots_most = disk_chunk != 0 ? DISK_SLOTS * (uint64_t)threads : SLOTS_MAX;
+  const uint64_t slot_size = whole_pages(quay__min(slot_most, allowed / 2));
   if (threads == 1 || allowed < 2 * PAGE || size <= slot_size) {
     inout_plan->chunk = quay__min(size, whole_pages(quay__min(SLOT_MAX, allowed)));
     inout_plan->slots = 1;
@@ -77,7 +83,7 @@ static void plan_calls(uint64_t size, uint64_t allowed, bool from_file,
   const uint64_t chunk = quay__min(quay__max(finer, CHUNK_MIN), slot_size);
   const uint64_t slots = quay__min(allowed / chunk, chunk_count(size, chunk));
   inout_plan->chunk = chunk;
-  inout_plan->slots = (uint32_t)quay__min(slots, SLOTS_MAX);
+  inout_plan->slots = (uint32_t)quay__min(quay__min(slots, slots_most), QUAY__SLOTS_MAX);
   /* A file is read by as many as there are slots; what else there is by one. */
   inout_plan->threads = from_file ? (uint32_t)quay__min(threads, inout_plan->slots) : 2;
 }
@@ -152,6 +158,24 @@ static bool transfers(const quay_allocator *allocator) {
   return allocator->has_async && quay__staging_memory_pins(allocator->device);
 }
 
+/* Of a file that is not in memory: more threads, which mostly wait. Returns the bytes that each
+ * should read at a time, or 0: it is there. */
+static uint64_t ask_disk(const quay__side *source, uint64_t size, quay__staging_plan *inout_plan) {
+  const quay_raw_buffer lazy = {.size = size, .owner = source->allocator};
+  quay_across_info info = {
+      .chunk = size, .threads = inout_plan->threads, .source_offset = source->offset};
+  source->allocator->vtable.copy_info(source->allocator, NULL,
+                                      source->raw != NULL ? source->raw : &lazy, size, &info);
+  if (!info.from_disk)
+    return 0;
+  inout_plan->threads = (uint32_t)quay__max(inout_plan->threads, info.threads);
+  return info.chunk != 0 ? info.chunk : size;
+}
+
+static cut from_disk(cut usual, uint64_t chunk) {
+  return (cut){quay__min(usual.chunk, chunk), DISK_SLOTS, usual.batch};
+}
+
 /* Why a leg that could be transfers is not one. */
 static const char *reason_of(const quay__side *destination, const quay__side *source,
                              const quay_device *pin) {
@@ -179,10 +203,13 @@ quay_status quay__staging_plan_make(const quay__side *destination, const quay__s
   if (in || out)
     out_plan->pin = in ? destination->allocator->device : source->allocator->device;
   out_plan->reason = reason_of(destination, source, out_plan->pin);
+  const uint64_t disk_chunk = from_file ? ask_disk(source, size, out_plan) : 0;
   if (out_plan->pin == NULL) {
-    plan_calls(size, allowed, from_file, out_plan);
+    plan_calls(size, allowed, from_file, disk_chunk, out_plan);
   } else if ((in && from_file) || (out && to_file)) {
-    plan_transfers(size, allowed, cut_of(in && !out ? to : NULL), out_plan->threads, out_plan);
+    const cut usual = cut_of(in && !out ? to : NULL);
+    const cut wish = disk_chunk != 0 ? from_disk(usual, disk_chunk) : usual;
+    plan_transfers(size, allowed, wish, out_plan->threads, out_plan);
   } else {
     plan_transfers(size, allowed, cut_of(NULL), in && !out ? 2 : 1, out_plan);
   }

@@ -44,9 +44,6 @@
 /* The same with direct I/O, where each request is the disk's. */
 #define DIRECT_PIECE ((uint64_t)512 << 10)
 
-/* Below, direct I/O costs more than the page cache. */
-#define DIRECT_MIN ((uint64_t)64 << 10)
-
 #define BOUNCE_SIZE ((uint64_t)1 << 20)
 #define FILL_SIZE   ((uint64_t)256 << 10)
 
@@ -70,95 +67,11 @@ typedef struct transfer {
 
 /* Moving: reading the file. */
 
-static int read_buffered(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
-                         uint64_t size) {
-  const uint64_t page = quay__os_page_size();
-  while (size != 0) {
-    uint64_t step = quay__min(size, PIECE_MAX);
-    /* A page-aligned destination doubles the rate of what follows. */
-    const uint64_t past = (uintptr_t)memory & (page - 1);
-    if (past != 0 && step > 16 * page)
-      step = page - past;
-    const ssize_t got = quay__os_pread(mapping->file, memory, step, offset);
-    if (got < 0)
-      return errno;
-    if (got == 0)
-      return QUAY__MMAP_ENDED;
-    memory += got;
-    offset += (uint64_t)got;
-    size -= (uint64_t)got;
-  }
-  return 0;
-}
-
-/* `offset` and `size` are aligned, `memory` is too. The page cache does what direct I/O does not.
- */
-static int read_direct_aligned(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
-                               uint64_t size) {
-  const uint64_t alignment = mapping->direct_offset_alignment;
-  while (size != 0) {
-    const ssize_t got =
-        quay__os_pread(mapping->direct_file, memory, quay__min(size, PIECE_MAX), offset);
-    if (got < 0 && errno != EINVAL)
-      return errno;
-    if (got == 0)
-      return QUAY__MMAP_ENDED;
-    if (got < 0 || (uint64_t)got % alignment != 0)
-      break;
-    memory += got;
-    offset += (uint64_t)got;
-    size -= (uint64_t)got;
-  }
-  return read_buffered(mapping, offset, memory, size);
-}
-
-/* Through aligned memory in between, because the destination does not fit the file's alignment. */
-static int read_direct_bounced(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
-                               uint64_t size) {
-  const uint64_t alignment = quay__max(mapping->direct_memory_alignment, quay__os_page_size());
-  const uint64_t chunk =
-      quay__max(quay__align_down(quay__min(size, BOUNCE_SIZE), mapping->direct_offset_alignment),
-                mapping->direct_offset_alignment);
-  unsigned char *bounce = quay__os_aligned_alloc(alignment, chunk);
-  if (bounce == NULL)
-    return read_buffered(mapping, offset, memory, size);
-  int error = 0;
-  for (uint64_t done = 0; done < size && error == 0;) {
-    const uint64_t step = quay__min(chunk, size - done);
-    error = read_direct_aligned(mapping, offset + done, bounce, step);
-    if (error == 0)
-      memcpy(memory + done, bounce, step);
-    done += step;
-  }
-  quay__os_free(bounce);
-  return error;
-}
-
-static int read_file(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
-                     uint64_t size) {
-  if (mapping->direct_file < 0 || size < DIRECT_MIN) {
-    return read_buffered(mapping, offset, memory, size);
-  }
-  const uint64_t alignment = mapping->direct_offset_alignment;
-  const uint64_t head = quay__min((alignment - (offset & (alignment - 1))) & (alignment - 1), size);
-  const uint64_t middle = quay__align_down(size - head, alignment);
-  int error = read_buffered(mapping, offset, memory, head);
-  if (error != 0)
-    return error;
-  const bool fits = ((uintptr_t)(memory + head) & (mapping->direct_memory_alignment - 1)) == 0;
-  error = fits ? read_direct_aligned(mapping, offset + head, memory + head, middle)
-               : read_direct_bounced(mapping, offset + head, memory + head, middle);
-  if (error != 0)
-    return error;
-  return read_buffered(mapping, offset + head + middle, memory + head + middle,
-                       size - head - middle);
-}
-
-/* The same for ranges of CACHED_MIN and more. */
+/* As quay__mmap_read_buffered(), for ranges of CACHED_MIN and more. */
 static int read_large(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
                       uint64_t size) {
   const uint64_t done = quay__mmap_read_cached(mapping, offset, memory, size);
-  return read_buffered(mapping, offset + done, memory + done, size - done);
+  return quay__mmap_read_buffered(mapping, offset + done, memory + done, size - done);
 }
 
 /* Moving: the process's own pages. */
@@ -240,7 +153,7 @@ static int write_plain(const quay__mapping *mapping, uint64_t offset, unsigned c
 static move_function reader_of(const quay__mapping *mapping) {
   switch (mapping->access) {
   case QUAY__ACCESS_FILE:
-    return read_file;
+    return quay__mmap_read_file;
   case QUAY__ACCESS_GUARDED:
     return read_guarded;
   case QUAY__ACCESS_PLAIN:
@@ -259,6 +172,28 @@ static move_function writer_of(const quay__mapping *mapping) {
     break;
   }
   return write_plain;
+}
+
+/* Whether most of the range has to come from the disk. */
+static bool is_cold(const quay__mapping *mapping, uint64_t offset, uint64_t size) {
+  return size >= CACHED_MIN && quay__mmap_reads_cached(mapping) &&
+         quay__mmap_is_cold(mapping, offset, size);
+}
+
+/* Ways to read into memory that nobody takes away; else it is for the kernel to write to. */
+static move_function reader_of_range(const quay__mapping *mapping, uint64_t offset, uint64_t size,
+                                     bool cold) {
+  const move_function usual = reader_of(mapping);
+  if (cold || size < QUAY__MMAP_DIRECT_MIN || !quay__mmap_reads_cached(mapping))
+    return usual;
+  if (size >= CACHED_MIN)
+    return read_large;
+  const bool there = mapping->direct_file >= 0 && quay__mmap_is_cached(mapping, offset, size);
+  return there ? quay__mmap_read_buffered : usual;
+}
+
+static uint64_t cold_piece_of(const quay__mapping *mapping) {
+  return mapping->direct_file >= 0 ? DIRECT_PIECE : COLD_PIECE;
 }
 
 /* Transfers. */
@@ -311,8 +246,7 @@ static uint64_t piece_of(uint64_t size, uint32_t threads) {
 }
 
 static quay_status transfer_in_pieces(transfer *job, uint32_t threads) {
-  const uint64_t cold = job->mapping->direct_file >= 0 ? DIRECT_PIECE : COLD_PIECE;
-  const uint64_t piece = job->cold ? cold : piece_of(job->size, threads);
+  const uint64_t piece = job->cold ? cold_piece_of(job->mapping) : piece_of(job->size, threads);
   job->piece = piece;
   job->head = head_of(job);
   const uint64_t body = job->size - quay__min(job->head, job->size);
@@ -379,10 +313,9 @@ static quay_status read_into(const quay__mapping *mapping, uint64_t offset, void
                   .offset = offset,
                   .memory = memory,
                   .size = size};
-  /* Memory that may be taken away is for the kernel to write to. */
-  if (other == NULL && size >= CACHED_MIN && quay__mmap_reads_cached(mapping)) {
-    job.cold = quay__mmap_is_cold(mapping, offset, size);
-    job.move = job.cold ? read_file : read_large;
+  if (other == NULL) {
+    job.cold = is_cold(mapping, offset, size);
+    job.move = reader_of_range(mapping, offset, size, job.cold);
   }
   return transfer_run(&job);
 }
@@ -512,6 +445,22 @@ quay_status quay__mmap_copy_within(quay_allocator *allocator, quay_raw_buffer *d
 
 /* Plans. */
 
+/* The router has reported a bad $QUAY_COPY_THREADS. */
+static uint32_t threads_of(quay_status (*ask)(uint32_t *out_threads)) {
+  quay__error_state before;
+  quay__error_save(&before);
+  uint32_t threads = 1;
+  if (ask(&threads) != QUAY_OK)
+    quay__error_restore(&before);
+  return threads;
+}
+
+static void plan_pieces(uint64_t size, uint64_t piece, uint32_t threads,
+                        quay_across_info *out_info) {
+  out_info->chunk = piece;
+  out_info->threads = (uint32_t)quay__min(threads, (size - 1) / piece + 1);
+}
+
 /* As transfer_run() goes about it. */
 static void plan_move(const quay__mapping *mapping, move_function move, uint64_t size,
                       quay_across_info *out_info) {
@@ -521,16 +470,20 @@ static void plan_move(const quay__mapping *mapping, move_function move, uint64_t
     quay__host_copy_plan(size, 0, &out_info->threads, &out_info->chunk);
     return;
   }
-  /* The router has reported a bad $QUAY_COPY_THREADS. */
-  quay__error_state before;
-  quay__error_save(&before);
-  uint32_t threads = 1;
-  if (quay__copy_threads(&threads) != QUAY_OK)
-    quay__error_restore(&before);
+  const uint32_t threads = threads_of(quay__copy_threads);
   if (move == quay__mmap_write_file && !quay__mmap_writes_together(mapping, threads))
     return;
-  out_info->chunk = piece_of(size, threads);
-  out_info->threads = (uint32_t)quay__min(threads, (size - 1) / out_info->chunk + 1);
+  plan_pieces(size, piece_of(size, threads), threads, out_info);
+}
+
+static void plan_read(const quay__mapping *mapping, uint64_t offset, uint64_t size,
+                      quay_across_info *out_info) {
+  out_info->from_disk = is_cold(mapping, offset, size);
+  if (out_info->from_disk) {
+    plan_pieces(size, cold_piece_of(mapping), threads_of(quay__disk_threads), out_info);
+  } else {
+    plan_move(mapping, reader_of(mapping), size, out_info);
+  }
 }
 
 /* As quay__mmap_copy_within() chooses, of ranges that don't overlap. */
@@ -555,7 +508,8 @@ void quay__mmap_copy_info(quay_allocator *allocator, const quay_raw_buffer *dest
     if (size >= PARALLEL_MIN) /* blocks of an allocator's own: nobody takes their pages away */
       quay__host_copy_plan(size, 0, &out_info->threads, &out_info->chunk);
   } else if (destination == NULL && source != NULL) {
-    plan_move(quay__mapping_of(source), reader_of(quay__mapping_of(source)), size, out_info);
+    plan_read(quay__mapping_of(source), source->as.mmap.file_offset + out_info->source_offset, size,
+              out_info);
   } else if (source == NULL && destination != NULL) {
     plan_move(quay__mapping_of(destination), writer_of(quay__mapping_of(destination)), size,
               out_info);

@@ -149,10 +149,22 @@ int quay__mmap_write_together(const quay__mapping *mapping, uint64_t offset, uns
                               uint64_t size);
 /* The same where touching `memory` may raise SIGBUS. */
 int quay__mmap_write_by_calls(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
-                             uint64_t size);
+                              uint64_t size);
 /* A large range by one thread. */
 int quay__mmap_write_alone(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
                            uint64_t size);
+
+/* read_file.c: ways to read a place in the file into memory. 0, an errno, or QUAY__MMAP_ENDED. */
+
+/* Below, direct I/O costs more than the page cache. */
+#define QUAY__MMAP_DIRECT_MIN ((uint64_t)64 << 10)
+
+/* Through the page cache; and with direct I/O where the mapping has it, as far as the place and the
+ * size allow. */
+int quay__mmap_read_buffered(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                             uint64_t size);
+int quay__mmap_read_file(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                         uint64_t size);
 
 /* read.c */
 
@@ -161,6 +173,9 @@ bool quay__mmap_reads_cached(const quay__mapping *mapping);
 
 /* Whether the page cache seems to have less than half of such a range. */
 bool quay__mmap_is_cold(const quay__mapping *mapping, uint64_t offset, uint64_t size);
+
+/* Whether the page cache has all of a smaller one. */
+bool quay__mmap_is_cached(const quay__mapping *mapping, uint64_t offset, uint64_t size);
 
 /* Reads the first bytes of a range into plain host memory as long as they are in the page cache,
  * and returns how many. The rest, and what is wrong with it, is for pread to find out. */

@@ -334,6 +334,12 @@ bool quay__mmap_is_cold(const quay__mapping *mapping, uint64_t offset, uint64_t 
   return quay__os_pread_cached(mapping->file, &byte, 1, offset) < 0 && errno == EAGAIN;
 }
 
+bool quay__mmap_is_cached(const quay__mapping *mapping, uint64_t offset, uint64_t size) {
+  unsigned char byte;
+  return is_resident(mapping, offset, size) &&
+         quay__os_pread_cached(mapping->file, &byte, 1, offset) == 1;
+}
+
 bool quay__mmap_reads_cached(const quay__mapping *mapping) {
   return mapping->access == QUAY__ACCESS_FILE && mapping->shared && mapping->exposed &&
          mapping->mapped != 0;

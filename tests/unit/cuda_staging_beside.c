@@ -151,7 +151,7 @@ Test(cuda_staging_beside, copies_of_the_parent_are_not_in_the_child) {
 
 /* Copies. */
 
-#define SIZE (96 * MIB)
+#define SIZE (64 * MIB)
 
 typedef struct copier {
   pthread_t thread;

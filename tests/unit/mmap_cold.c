@@ -1,111 +1,15 @@
 /* Large reads of files that are not in the page cache: how that is told, and that they go in small
  * pieces in turn, with the kernel's read-ahead widened meanwhile, and leave the file in the page
  * cache. */
-#include <criterion/criterion.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdatomic.h>
-#include <stdlib.h>
-#include <string.h>
+#include "unit/cold_fixture.h"
+
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include "core/os.h"
-#include "support/files.h"
-#include "support/skip.h"
+#include "support/manual_device.h"
 
-#define MIB  (UINT64_C(1) << 20)
 #define SIZE (9 * MIB + 12345)
 
-/* What mincore() says. */
-typedef enum answer {
-  TRUTH,
-  ALL_THERE,
-  NONE_THERE,
-  FIRST_MISSING, /* of all pages that it was asked for in this test */
-  CANNOT_TELL
-} answer;
-
-static struct {
-  atomic_int mincore;      /* an answer */
-  atomic_int asked;        /* calls of mincore() */
-  atomic_int cached_error; /* of pread_cached() */
-  atomic_int cached_calls;
-  atomic_int longest_read; /* by pread(), in bytes */
-  atomic_int read_error;
-  atomic_int advice_error;
-  atomic_int sequential, normal; /* advice that was given */
-  atomic_bool advised;           /* sequential comes last */
-  atomic_int reads_advised;      /* calls of pread() meanwhile */
-  atomic_int wanted;             /* readers at a time that each of them waits for; 0: none */
-  atomic_int readers, most;      /* at a time */
-} fake;
-
 TestSuite(mmap_cold, .init = test_files_begin, .fini = test_files_end);
-
-#define WRAP(type, name, parameters)      \
-  type __real_quay__os_##name parameters; \
-  type __wrap_quay__os_##name parameters; \
-  type __wrap_quay__os_##name parameters
-
-WRAP(int, mincore, (void *address, size_t size, unsigned char *out_resident)) {
-  const int call = atomic_fetch_add(&fake.asked, 1);
-  const size_t pages = (size - 1) / quay__os_page_size() + 1;
-  switch ((answer)atomic_load(&fake.mincore)) {
-  case TRUTH:
-    return __real_quay__os_mincore(address, size, out_resident);
-  case ALL_THERE:
-    memset(out_resident, 1, pages);
-    return 0;
-  case NONE_THERE:
-    memset(out_resident, 0, pages);
-    return 0;
-  case FIRST_MISSING:
-    memset(out_resident, call == 0 ? 0 : 1, pages);
-    return 0;
-  case CANNOT_TELL:
-    break;
-  }
-  errno = EAGAIN;
-  return -1;
-}
-
-/* For a while only: fewer may come. */
-static void wait_for_readers(void) {
-  const int now = atomic_fetch_add(&fake.readers, 1) + 1;
-  int most = atomic_load(&fake.most);
-  while (now > most && !atomic_compare_exchange_weak(&fake.most, &most, now))
-    ;
-  for (int i = 0; i < 30 && atomic_load(&fake.most) < atomic_load(&fake.wanted); i++)
-    usleep(10000);
-}
-
-WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
-  int longest = atomic_load(&fake.longest_read);
-  while ((int)size > longest &&
-         !atomic_compare_exchange_weak(&fake.longest_read, &longest, (int)size))
-    ;
-  atomic_fetch_add(&fake.reads_advised, atomic_load(&fake.advised) ? 1 : 0);
-  wait_for_readers();
-  errno = atomic_load(&fake.read_error);
-  const ssize_t got = errno != 0 ? -1 : __real_quay__os_pread(file, buffer, size, offset);
-  atomic_fetch_sub(&fake.readers, 1);
-  return got;
-}
-
-WRAP(ssize_t, pread_cached, (int file, void *buffer, size_t size, uint64_t offset)) {
-  atomic_fetch_add(&fake.cached_calls, 1);
-  errno = atomic_load(&fake.cached_error);
-  return errno != 0 ? -1 : __real_quay__os_pread(file, buffer, size, offset);
-}
-
-WRAP(int, fadvise, (int file, int advice)) {
-  atomic_fetch_add(&fake.sequential, advice == POSIX_FADV_SEQUENTIAL);
-  atomic_fetch_add(&fake.normal, advice == POSIX_FADV_NORMAL);
-  atomic_store(&fake.advised, advice == POSIX_FADV_SEQUENTIAL);
-  const int error = atomic_load(&fake.advice_error);
-  return error != 0 ? error : __real_quay__os_fadvise(file, advice);
-}
 
 /* Reads `size` bytes from an odd place on, and checks them. */
 static void read_and_check(quay_buffer *file, uint64_t offset, uint64_t size) {
@@ -172,19 +76,9 @@ Test(mmap_cold, as_many_wait_for_direct_io) {
   check_threads(true);
 }
 
-static quay_buffer *map_direct(void) {
-  quay_buffer *file = NULL;
-  const int direct = open(test_file("a", SIZE, 3), O_RDONLY | O_DIRECT);
-  if (direct < 0)
-    quay_test_skip("direct", "the file system has no direct I/O: %s", strerror(errno));
-  close(direct);
-  TEST_OK(quay_map_file(test_file("a", SIZE, 3), &(quay_map_options){.direct = true}, &file));
-  return file;
-}
-
 Test(mmap_cold, direct_io_goes_in_pieces_of_half_a_megabyte_without_advice) {
   atomic_store(&fake.mincore, NONE_THERE);
-  quay_buffer *file = map_direct();
+  quay_buffer *file = map_direct(test_file("a", SIZE, 3));
   read_and_check(file, 991, SIZE - 991);
   cr_assert_eq(atomic_load(&fake.sequential), 0);
   cr_assert_leq(atomic_load(&fake.longest_read), (int)(MIB / 2 + 4096));
@@ -193,7 +87,7 @@ Test(mmap_cold, direct_io_goes_in_pieces_of_half_a_megabyte_without_advice) {
 
 Test(mmap_cold, what_is_in_the_page_cache_is_read_from_there_in_spite_of_direct_io) {
   atomic_store(&fake.mincore, ALL_THERE);
-  quay_buffer *file = map_direct();
+  quay_buffer *file = map_direct(test_file("a", SIZE, 3));
   read_and_check(file, 991, SIZE - 991);
   expect_warm();
   quay_buffer_release(file);
@@ -203,6 +97,7 @@ Test(mmap_cold, no_more_threads_wait_for_a_disk_than_the_environment_allows) {
   setenv("QUAY_COPY_THREADS", "2", 1);
   atomic_store(&fake.mincore, NONE_THERE);
   atomic_store(&fake.wanted, 3);
+  atomic_store(&fake.patience, 100);
   read_large();
   cr_assert_eq(atomic_load(&fake.most), 2);
 }
@@ -276,6 +171,171 @@ Test(mmap_cold, few_places_of_a_long_file_are_looked_at) {
   free(memory);
   quay_buffer_release(file);
 }
+
+/* Plans. */
+
+static void expect_plan(bool direct, uint32_t max_threads, uint32_t threads, uint64_t chunk) {
+  quay_buffer *file = map_one(test_file("a", ENOUGH, 3), direct);
+  quay_buffer *memory = test_buffer(NULL, ENOUGH, 4);
+  const quay_copy_plan_info plan = plan_of(memory, file, 0, ENOUGH, max_threads);
+  cr_assert_eq(plan.threads, threads, "%u threads", plan.threads);
+  cr_assert_eq(plan.chunk, chunk, "chunks of %llu", (unsigned long long)plan.chunk);
+  quay_buffer_release(memory);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, the_plan_of_a_missing_file_tells_its_threads_and_pieces) {
+  unsetenv("QUAY_COPY_THREADS");
+  atomic_store(&fake.mincore, NONE_THERE);
+  expect_plan(false, 0, 16, MIB);
+  expect_plan(true, 0, 16, MIB / 2);
+  expect_plan(false, 3, 3, MIB);
+  setenv("QUAY_COPY_THREADS", "2", 1);
+  expect_plan(true, 0, 2, MIB / 2);
+}
+
+Test(mmap_cold, the_plan_of_a_file_that_is_there_is_another_one) {
+  setenv("QUAY_COPY_THREADS", "2", 1);
+  atomic_store(&fake.mincore, ALL_THERE);
+  expect_plan(false, 0, 2, 4 * MIB);
+  expect_plan(true, 0, 2, 4 * MIB);
+}
+
+Test(mmap_cold, a_plan_looks_at_the_bytes_that_it_is_about) {
+  setenv("QUAY_COPY_THREADS", "2", 1);
+  quay_buffer *file = test_map(test_file("a", 2 * ENOUGH, 3), QUAY_MAP_READ_ONLY);
+  quay_buffer *memory = test_buffer(NULL, ENOUGH, 4);
+  const void *start = NULL;
+  TEST_OK(quay_buffer_host_bytes(file, &start, NULL));
+  atomic_store(&fake.there_from, (uintptr_t)start + ENOUGH);
+  atomic_store(&fake.mincore, END_THERE);
+  cr_assert_eq(plan_of(memory, file, 0, ENOUGH, 0).chunk, MIB);
+  cr_assert_eq(plan_of(memory, file, ENOUGH, ENOUGH, 0).chunk, 4 * MIB);
+  quay_buffer_release(memory);
+  quay_buffer_release(file);
+}
+
+/* Small ranges of a file that is mapped for direct I/O. */
+
+static void read_small_ranges(quay_buffer *file) {
+  static const uint64_t sizes[] = {64 * KIB, 256 * KIB + 1, MIB, 3 * MIB + 7, 7 * MIB + 4096};
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    read_and_check(file, 4096, sizes[i]);
+    read_and_check(file, 991, sizes[i]);
+  }
+}
+
+Test(mmap_cold, small_ranges_that_are_there_are_not_read_with_direct_io) {
+  atomic_store(&fake.mincore, ALL_THERE);
+  quay_buffer *file = map_direct(test_file("a", SIZE, 3));
+  read_small_ranges(file);
+  cr_assert_eq(atomic_load(&fake.direct), 0);
+  cr_assert_gt(atomic_load(&fake.buffered), 0);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, small_ranges_that_are_missing_are_read_with_direct_io) {
+  atomic_store(&fake.mincore, NONE_THERE);
+  quay_buffer *file = map_direct(test_file("a", SIZE, 3));
+  read_small_ranges(file);
+  cr_assert_eq(atomic_load(&fake.buffered), 0);
+  cr_assert_eq(atomic_load(&fake.cached_calls), 0);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, small_ranges_that_the_system_hides_are_read_with_direct_io) {
+  atomic_store(&fake.mincore, ALL_THERE);
+  atomic_store(&fake.cached_error, EAGAIN);
+  quay_buffer *file = map_direct(test_file("a", SIZE, 3));
+  read_and_check(file, 4096, MIB);
+  cr_assert_eq(atomic_load(&fake.buffered), 0);
+  cr_assert_gt(atomic_load(&fake.direct), 0);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, one_question_tells_whether_a_small_range_is_there) {
+  atomic_store(&fake.mincore, ALL_THERE);
+  quay_buffer *file = map_direct(test_file("a", SIZE, 3));
+  read_and_check(file, 4096, MIB);
+  cr_assert_eq(atomic_load(&fake.asked), 1);
+  cr_assert_eq(atomic_load(&fake.cached_calls), 1);
+  read_and_check(file, 4096, 63 * KIB); /* too little for direct I/O anyway */
+  cr_assert_eq(atomic_load(&fake.asked), 1);
+  quay_buffer_release(file);
+}
+
+static void check_truncated(answer there, bool direct, uint64_t size) {
+  quay_buffer *file = map_one(test_file("a", SIZE, 3), direct);
+  quay_buffer *window = NULL;
+  uint8_t *memory = malloc(size);
+  TEST_OK(quay_buffer_view(file, 4096, size, &window));
+  atomic_store(&fake.mincore, there);
+  test_truncate(test_path("a"), 4096 + size / 2);
+  test_expect_error(quay_buffer_copy_out(window, memory, size), QUAY_STATUS_IO, "", "a");
+  free(memory);
+  quay_buffer_release(window);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, a_file_that_was_truncated_is_an_error_in_every_way_to_read) {
+  static const answer answers[] = {NONE_THERE, ALL_THERE};
+  for (size_t i = 0; i < 2; i++) {
+    check_truncated(answers[i], false, 9 * MIB);
+    check_truncated(answers[i], true, 9 * MIB);
+    check_truncated(answers[i], true, MIB);
+  }
+}
+
+/* Staged to memory that has no address, by calls; devices that page-lock are in cuda_cold.c. */
+
+Test(mmap_cold, a_missing_file_is_staged_by_as_many_threads_in_such_pieces) {
+  unsetenv("QUAY_COPY_THREADS");
+  atomic_store(&fake.mincore, NONE_THERE);
+  quay_allocator *device = manual_open(&(manual_options){0});
+  quay_buffer *file = test_map(test_file("a", ENOUGH, 3), QUAY_MAP_READ_ONLY);
+  quay_buffer *there = test_buffer(device, ENOUGH, 4);
+  const quay_copy_plan_info plan = plan_of(there, file, 0, ENOUGH, 0);
+  cr_assert_eq(plan.route, QUAY_ROUTE_STAGED);
+  cr_assert_eq(plan.threads, 16);
+  cr_assert_eq(plan.chunk, MIB);
+  cr_assert_eq(plan.staging_bytes, ENOUGH);
+  atomic_store(&fake.patience, 300); /* the first one is alone, until there are more slots */
+  atomic_store(&fake.wanted, 15);    /* and the one that empties slots */
+  TEST_OK(quay_buffer_copy_from(there, file));
+  atomic_store(&fake.wanted, 0);
+  cr_assert_geq(atomic_load(&fake.most), 15);
+  cr_assert(test_buffer_is(there, 0, 3));
+  quay_buffer_release(there);
+  quay_buffer_release(file);
+  quay_allocator_release(device);
+}
+
+Test(mmap_cold, a_file_that_is_there_is_staged_as_ever) {
+  setenv("QUAY_COPY_THREADS", "8", 1);
+  atomic_store(&fake.mincore, ALL_THERE);
+  quay_allocator *device = manual_open(&(manual_options){0});
+  quay_buffer *file = test_map(test_file("a", 2 * ENOUGH, 3), QUAY_MAP_READ_ONLY);
+  quay_buffer *there = test_buffer(device, 2 * ENOUGH, 4);
+  const quay_copy_plan_info plan = plan_of(there, file, 0, 2 * ENOUGH, 0);
+  cr_assert_eq(plan.threads, 4);
+  cr_assert_eq(plan.chunk, 4 * MIB);
+  cr_assert_eq(plan.staging_bytes, 16 * MIB);
+  quay_buffer_release(there);
+  quay_buffer_release(file);
+  quay_allocator_release(device);
+}
+
+/* Beyond 4 GiB. */
+
+Test(mmap_cold, windows_across_four_gib_are_read_into_memory) {
+  check_beyond(NULL, false);
+}
+
+Test(mmap_cold, windows_across_four_gib_are_read_with_direct_io) {
+  check_beyond(NULL, true);
+}
+
+/* Afterwards. */
 
 static uint64_t pages_there(const char *path, uint64_t size) {
   const int file = open(path, O_RDONLY);

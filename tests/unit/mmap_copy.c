@@ -88,7 +88,7 @@ Test(mmap_copy, copies_out_with_several_readers) {
 
 static quay_copy_plan_info plan_reading(const char *threads, uint64_t size) {
   setenv("QUAY_COPY_THREADS", threads, 1);
-  quay_buffer *file = test_map(test_sparse_file("planned", size), QUAY_MAP_READ_ONLY);
+  quay_buffer *file = test_map(test_file("planned", size, 3), QUAY_MAP_READ_ONLY);
   quay_buffer *memory = NULL;
   TEST_OK(quay_buffer_create_lazy(NULL, QUAY_U8, 1, (int64_t[]){(int64_t)size}, NULL, &memory));
   quay_copy_plan_info plan;
@@ -99,11 +99,11 @@ static quay_copy_plan_info plan_reading(const char *threads, uint64_t size) {
 }
 
 Test(mmap_copy, a_plan_tells_how_many_readers_a_file_will_have) {
-  const quay_copy_plan_info several = plan_reading("3", 64 * MIB);
+  const quay_copy_plan_info several = plan_reading("3", 24 * MIB);
   cr_assert_eq(several.route, QUAY_ROUTE_FILE);
   cr_assert_eq(several.threads, 3);
   cr_assert_eq(several.chunk, PIECE);
-  const quay_copy_plan_info one = plan_reading("1", 64 * MIB);
+  const quay_copy_plan_info one = plan_reading("1", 24 * MIB);
   cr_assert_eq(one.threads, 1);
   const quay_copy_plan_info small = plan_reading("3", 1000);
   cr_assert_eq(small.threads, 1);

@@ -1,0 +1,192 @@
+/* What the tests of files that are not in the page cache share. It is included once in a program
+ * that is linked with --wrap for the functions below: what is in the page cache is made up, and how
+ * the file is read is counted. */
+#ifndef QUAY_TESTS_UNIT_COLD_FIXTURE_H
+#define QUAY_TESTS_UNIT_COLD_FIXTURE_H
+
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/os.h"
+#include "support/files.h"
+#include "support/skip.h"
+
+#define KIB UINT64_C(1024)
+#define MIB (KIB * 1024)
+
+/* What mincore() says. */
+typedef enum answer {
+  TRUTH,
+  ALL_THERE,
+  NONE_THERE,
+  FIRST_MISSING, /* of all pages that it was asked for in this test */
+  END_THERE,     /* the pages from fake.there_from on */
+  CANNOT_TELL
+} answer;
+
+static struct {
+  atomic_int mincore; /* an answer */
+  atomic_uintptr_t there_from;
+  atomic_int asked;        /* calls of mincore() */
+  atomic_int cached_error; /* of pread_cached() */
+  atomic_int cached_calls;
+  atomic_int longest_read; /* by pread(), in bytes */
+  atomic_int read_error;
+  atomic_int advice_error;
+  atomic_int sequential, normal; /* advice that was given */
+  atomic_bool advised;           /* sequential comes last */
+  atomic_int reads_advised;      /* calls of pread() meanwhile */
+  atomic_int wanted;             /* readers at a time that each of them waits for; 0: none */
+  atomic_int patience;           /* milliseconds that they do: long where as many will come */
+  atomic_int readers, most;      /* at a time */
+  atomic_int direct, buffered;   /* calls of pread() for as much as direct I/O is for */
+} fake = {.patience = 20000};
+
+#define WRAP(type, name, parameters)      \
+  type __real_quay__os_##name parameters; \
+  type __wrap_quay__os_##name parameters; \
+  type __wrap_quay__os_##name parameters
+
+WRAP(int, mincore, (void *address, size_t size, unsigned char *out_resident)) {
+  const int call = atomic_fetch_add(&fake.asked, 1);
+  const size_t pages = (size - 1) / quay__os_page_size() + 1;
+  switch ((answer)atomic_load(&fake.mincore)) {
+  case TRUTH:
+    return __real_quay__os_mincore(address, size, out_resident);
+  case ALL_THERE:
+    memset(out_resident, 1, pages);
+    return 0;
+  case NONE_THERE:
+    memset(out_resident, 0, pages);
+    return 0;
+  case FIRST_MISSING:
+    memset(out_resident, call == 0 ? 0 : 1, pages);
+    return 0;
+  case END_THERE:
+    memset(out_resident, (uintptr_t)address >= atomic_load(&fake.there_from), pages);
+    return 0;
+  case CANNOT_TELL:
+    break;
+  }
+  errno = EAGAIN;
+  return -1;
+}
+
+/* For a while only: fewer may come. */
+static inline void wait_for_readers(void) {
+  const int now = atomic_fetch_add(&fake.readers, 1) + 1;
+  int most = atomic_load(&fake.most);
+  while (now > most && !atomic_compare_exchange_weak(&fake.most, &most, now))
+    ;
+  const uint64_t end = quay__os_nanoseconds() + (uint64_t)atomic_load(&fake.patience) * 1000000;
+  while (atomic_load(&fake.most) < atomic_load(&fake.wanted)) {
+    if (quay__os_nanoseconds() > end)
+      break;
+    usleep(1000);
+  }
+}
+
+WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
+  int longest = atomic_load(&fake.longest_read);
+  while ((int)size > longest &&
+         !atomic_compare_exchange_weak(&fake.longest_read, &longest, (int)size))
+    ;
+  atomic_fetch_add(&fake.reads_advised, atomic_load(&fake.advised) ? 1 : 0);
+  if (size >= 64 * KIB)
+    atomic_fetch_add((fcntl(file, F_GETFL) & O_DIRECT) != 0 ? &fake.direct : &fake.buffered, 1);
+  wait_for_readers();
+  errno = atomic_load(&fake.read_error);
+  const ssize_t got = errno != 0 ? -1 : __real_quay__os_pread(file, buffer, size, offset);
+  atomic_fetch_sub(&fake.readers, 1);
+  return got;
+}
+
+WRAP(ssize_t, pread_cached, (int file, void *buffer, size_t size, uint64_t offset)) {
+  atomic_fetch_add(&fake.cached_calls, 1);
+  errno = atomic_load(&fake.cached_error);
+  return errno != 0 ? -1 : __real_quay__os_pread(file, buffer, size, offset);
+}
+
+WRAP(int, fadvise, (int file, int advice)) {
+  atomic_fetch_add(&fake.sequential, advice == POSIX_FADV_SEQUENTIAL);
+  atomic_fetch_add(&fake.normal, advice == POSIX_FADV_NORMAL);
+  atomic_store(&fake.advised, advice == POSIX_FADV_SEQUENTIAL);
+  const int error = atomic_load(&fake.advice_error);
+  return error != 0 ? error : __real_quay__os_fadvise(file, advice);
+}
+
+/* Skips the test where the file system has no direct I/O. */
+static inline quay_buffer *map_direct(const char *path) {
+  quay_buffer *file = NULL;
+  const int direct = open(path, O_RDONLY | O_DIRECT);
+  if (direct < 0)
+    quay_test_skip("direct", "the file system has no direct I/O: %s", strerror(errno));
+  close(direct);
+  TEST_OK(quay_map_file(path, &(quay_map_options){.direct = true}, &file));
+  return file;
+}
+
+static inline quay_buffer *map_one(const char *path, bool direct) {
+  return direct ? map_direct(path) : test_map(path, QUAY_MAP_READ_ONLY);
+}
+
+static inline quay_copy_plan_info plan_of(quay_buffer *to, const quay_buffer *from, uint64_t offset,
+                                          uint64_t size, uint32_t max_threads) {
+  const quay_copy_options options = {.max_threads = max_threads};
+  quay_copy_plan_info plan;
+  TEST_OK(quay_copy_plan(to, 0, from, offset, size, &options, &plan));
+  return plan;
+}
+
+/* Files of more than 4 GiB, most of it without blocks. */
+#define GIB         (MIB * 1024)
+#define BEYOND_SIZE (6 * GIB + 12345)
+#define BEYOND_DATA (12 * MIB) /* around 4 GiB, and at the end */
+
+static inline void write_data(int file, uint64_t offset, uint64_t size) {
+  unsigned char *bytes = malloc(size);
+  test_fill(bytes, size, offset, 7);
+  cr_assert_eq(pwrite(file, bytes, size, (off_t)offset), (ssize_t)size);
+  free(bytes);
+}
+
+/* What was written is not in the page cache any more. */
+static inline const char *beyond_file(void) {
+  const char *path = test_sparse_file("beyond", BEYOND_SIZE);
+  const int file = open(path, O_WRONLY);
+  write_data(file, 4 * GIB - BEYOND_DATA / 2, BEYOND_DATA);
+  write_data(file, BEYOND_SIZE - MIB, MIB);
+  cr_assert_eq(fsync(file), 0);
+  cr_assert_eq(posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
+  close(file);
+  return path;
+}
+
+/* Copies windows across 4 GiB and at the end, small ones and such as are read from the disk by
+ * several threads, first what is not in the page cache and then what may be, and checks them. */
+static inline void check_beyond(quay_allocator *to, bool direct) {
+  quay_buffer *file = map_one(beyond_file(), direct);
+  static const struct {
+    uint64_t offset, size;
+  } windows[] = {{4 * GIB - 5 * MIB - 77, 10 * MIB + 991},
+                 {4 * GIB - 300 * KIB, 700 * KIB},
+                 {4 * GIB - 1, 2},
+                 {4 * GIB + 4096, 3 * MIB},
+                 {BEYOND_SIZE - MIB + 5, MIB - 5},
+                 {4 * GIB - 5 * MIB - 77, 10 * MIB + 991}};
+  for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++) {
+    const uint64_t size = windows[i].size;
+    quay_buffer *there = test_buffer(to, size, 3);
+    TEST_OK(quay_buffer_copy_region(there, 0, file, windows[i].offset, size, NULL));
+    cr_assert(test_buffer_is(there, windows[i].offset, 7), "window %zu", i);
+    quay_buffer_release(there);
+  }
+  quay_buffer_release(file);
+}
+
+#endif
