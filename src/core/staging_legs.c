@@ -533,9 +533,11 @@ uint32_t quay__ring_threads_max(const quay__ring *ring) {
 }
 
 uint64_t quay__leg_work(const quay__ring *ring) {
-  const uint32_t most = quay__ring_threads_max(ring);
-  if (ring->own != 0)
-    return quay__min(work_for_owners(ring), most - quay__min(most, ring->threads));
+  if (ring->own != 0) {
+    const uint32_t most = quay__ring_threads_max(ring);
+    const uint64_t more = quay__min(work_for_owners(ring), most - quay__min(most, ring->threads));
+    return more == 0 ? 0 : more + ring->threads - 1; /* those that are at it are among them */
+  }
   uint64_t work = 0;
   if (ring->out.kind != QUAY__LEG_STREAM && ring->claimed != ring->size)
     work += quay__slots_count(ring, QUAY__SLOT_EMPTY);

@@ -154,7 +154,7 @@ quay_status quay__leg_follow(const quay__leg *leg, uint64_t stream);
 
 /* How many may be at it, the calling one included. */
 uint32_t quay__ring_threads_max(const quay__ring *ring);
-/* Threads that could do something now. */
+/* Helpers that could do something now, if one more could where slots are the threads' own. */
 uint64_t quay__leg_work(const quay__ring *ring);
 
 #endif
