@@ -63,14 +63,25 @@ static void mark(segment *of, uint64_t page, uint64_t count, bool taken) {
   of->used = taken ? of->used + count * PAGE : of->used - count * PAGE;
 }
 
+/* The first run of free pages that is long enough. By whole words where these are all taken or all
+ * free: copies that take many pieces would else look at each page of all pieces before. */
 static bool find_room(const segment *in, uint64_t count, uint64_t *out_page) {
   const uint64_t pages = in->size / PAGE;
-  uint64_t run = 0;
-  for (uint64_t page = 0; page < pages && run < count; page++) {
-    run = is_taken(in, page) ? 0 : run + 1;
-    *out_page = page + 1 - run;
+  if (in->size - in->used < count * PAGE)
+    return false;
+  uint64_t run = 0, page = 0;
+  while (page < pages && run < count) {
+    const uint64_t word = in->taken[page / 64], left = pages - page;
+    if (page % 64 == 0 && left >= 64 && (word == 0 || word == UINT64_MAX)) {
+      run = word == 0 ? run + 64 : 0;
+      page += 64;
+    } else {
+      run = is_taken(in, page) ? 0 : run + 1;
+      page++;
+    }
   }
-  return run == count;
+  *out_page = page - run;
+  return run >= count;
 }
 
 bool quay__staging_memory_serves(const quay_device *pinned_by, const quay_device *device) {
