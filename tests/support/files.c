@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "skip.h"
+#include "support/parts.h"
 
 static char directory[4096];
 static char mounted[4096]; /* "": nothing is */
@@ -64,27 +65,22 @@ int test_directory_count(const char *path) {
   return count;
 }
 
-uint8_t test_byte(uint64_t index, unsigned seed) {
+QUAY_TEST_OWN_MEMORY uint8_t test_byte(uint64_t index, unsigned seed) {
   const uint64_t mixed = (index + seed * UINT64_C(7919)) * UINT64_C(0x9e3779b97f4a7c15);
   return (uint8_t)(1 + (mixed >> 40) % 255);
 }
 
 void test_fill(void *memory, uint64_t size, uint64_t first, unsigned seed) {
-  uint8_t *bytes = memory;
-  for (uint64_t i = 0; i < size; ++i)
-    bytes[i] = test_byte(first + i, seed);
+  quay_test_write_data(memory, size, first, seed, test_byte);
 }
 
 bool test_matches(const void *memory, uint64_t size, uint64_t first, unsigned seed) {
-  const uint8_t *bytes = memory;
-  for (uint64_t i = 0; i < size; ++i) {
-    if (bytes[i] != test_byte(first + i, seed)) {
-      fprintf(stderr, "byte %llu is %u, not %u\n", (unsigned long long)i, bytes[i],
-              test_byte(first + i, seed));
-      return false;
-    }
-  }
-  return true;
+  const uint64_t wrong = quay_test_first_wrong(memory, size, first, seed, test_byte);
+  if (wrong == size)
+    return true;
+  fprintf(stderr, "byte %llu is %u, not %u\n", (unsigned long long)wrong,
+          ((const uint8_t *)memory)[wrong], test_byte(first + wrong, seed));
+  return false;
 }
 
 static void write_all(int file, const uint8_t *bytes, uint64_t size) {

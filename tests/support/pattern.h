@@ -6,26 +6,25 @@
 #include <quay/quay.h>
 #include <stdlib.h>
 
+#include "support/parts.h"
+
 /* Never 0. */
-static inline unsigned char pattern_byte(uint64_t index, unsigned seed) {
+QUAY_TEST_OWN_MEMORY static inline unsigned char pattern_byte(uint64_t index, unsigned seed) {
   const uint64_t mixed = (index + 1) * 0x9e3779b97f4a7c15u + seed * 0x2545f4914f6cdd1du;
   return (unsigned char)((mixed >> 56) | 1);
 }
 
 static inline void pattern_make(void *bytes, uint64_t size, unsigned seed) {
-  unsigned char *b = bytes;
-  for (uint64_t i = 0; i < size; i++)
-    b[i] = pattern_byte(i, seed);
+  quay_test_write_data(bytes, size, 0, seed, pattern_byte);
 }
 
 /* Checks bytes [0, size) against those that pattern_make() wrote from `first` on. */
 static inline void pattern_check(const void *bytes, uint64_t first, uint64_t size, unsigned seed) {
-  const unsigned char *b = bytes;
-  for (uint64_t i = 0; i < size; i++) {
-    if (b[i] != pattern_byte(first + i, seed)) {
-      cr_assert_fail("byte %llu of %llu is %u, not %u", (unsigned long long)i,
-                     (unsigned long long)size, b[i], pattern_byte(first + i, seed));
-    }
+  const uint64_t wrong = quay_test_first_wrong(bytes, size, first, seed, pattern_byte);
+  if (wrong < size) {
+    cr_assert_fail("byte %llu of %llu is %u, not %u", (unsigned long long)wrong,
+                   (unsigned long long)size, ((const unsigned char *)bytes)[wrong],
+                   pattern_byte(first + wrong, seed));
   }
 }
 

@@ -10,15 +10,16 @@ uint64_t quay_test_random(uint64_t *state) {
   return value ^ (value >> 31);
 }
 
+/* A part at a time, for the reason in parts.h. */
 void quay_test_random_bytes(void *bytes, size_t size, uint64_t seed) {
   uint64_t state = seed;
-  unsigned char *at = bytes;
-  for (size_t left = size; left > 0;) {
-    const uint64_t word = quay_test_random(&state);
-    const size_t part = left < sizeof word ? left : sizeof word;
-    memcpy(at, &word, part);
-    at += part;
-    left -= part;
+  uint64_t part[512];
+  for (size_t done = 0; done < size;) {
+    const size_t count = size - done < sizeof part ? size - done : sizeof part;
+    for (size_t i = 0; i * sizeof part[0] < count; i++)
+      part[i] = quay_test_random(&state);
+    memcpy((unsigned char *)bytes + done, part, count);
+    done += count;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "core/os.h"
+#include "support/parts.h"
 
 #define GUARD 256u
 #define MOST  ((size_t)40 << 20)
@@ -31,16 +32,15 @@ static const size_t sizes[] = {0,
 #define SIZE_COUNT (sizeof sizes / sizeof sizes[0])
 
 /* Bytes that differ from their neighbours near and far. */
-static unsigned char byte_at(uint64_t index) {
-  const uint64_t mixed = (index + 1) * 0x9e3779b97f4a7c15u;
+QUAY_TEST_OWN_MEMORY static unsigned char byte_at(uint64_t index, unsigned seed) {
+  const uint64_t mixed = (index + 1 + seed) * 0x9e3779b97f4a7c15u;
   return (unsigned char)(mixed >> 56);
 }
 
 static unsigned char *make_source(size_t size) {
   unsigned char *bytes = malloc(size);
   cr_assert_not_null(bytes);
-  for (size_t i = 0; i < size; i++)
-    bytes[i] = byte_at(i);
+  quay_test_write_data(bytes, size, 0, 0, byte_at);
   return bytes;
 }
 
