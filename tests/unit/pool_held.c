@@ -9,8 +9,22 @@
 #define KIB ((uint64_t)1 << 10)
 #define MIB ((uint64_t)1 << 20)
 
+/* AddressSanitizer is told of every byte that becomes free. */
+#if defined(__SANITIZE_ADDRESS__)
+#define POISONED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define POISONED 1
+#endif
+#endif
+
 enum {
-  BLOCKS = 4096
+  BLOCKS = 4096,
+#ifdef POISONED
+  FEWER = 10,
+#else
+  FEWER = 1,
+#endif
 };
 
 typedef struct program {
@@ -72,7 +86,7 @@ static void check_held(const char *spec, const shape *run, double most) {
 static void grow_slowly(program *of) {
   enum {
     ARRAYS = 40,
-    STEPS = 250
+    STEPS = 250 / FEWER
   };
   for (size_t i = 0; i < ARRAYS; i++)
     take(of, i, any_size(of, 256 * KIB, 6));
@@ -89,7 +103,7 @@ static void grow_slowly(program *of) {
 
 /* RMM's benchmark: any size, freed at random. */
 static void allocate_at_random(program *of) {
-  for (size_t step = 0; step < 8000; step++) {
+  for (size_t step = 0; step < 8000 / FEWER; step++) {
     const size_t block = below(of, 300);
     if (of->blocks[block].owner != NULL) {
       give(of, block);
@@ -105,7 +119,7 @@ static void free_every_other(program *of) {
     GROUP = 300,
     GROUPS = 6
   };
-  for (size_t round = 0; round < 24; round++) {
+  for (size_t round = 0; round < 6 + 18 / FEWER; round++) {
     const size_t first = round % GROUPS * GROUP;
     const uint64_t size = 64 * KIB << below(of, 7);
     for (size_t i = 0; i < GROUP; i++)
@@ -141,7 +155,7 @@ static void free_every_other_small_one(program *of) {
 
 /* Very small blocks in great number, and now and then a very large one. */
 static void mix_small_and_huge(program *of) {
-  for (size_t step = 0; step < 30000; step++) {
+  for (size_t step = 0; step < 30000 / FEWER; step++) {
     const size_t block = 8 + below(of, 4000);
     if (of->blocks[block].owner != NULL) {
       give(of, block);
@@ -167,7 +181,7 @@ static void serve_requests(program *of) {
   };
   for (size_t i = 0; i < WEIGHTS; i++)
     take(of, LAYERS + 1 + i, any_size(of, 256 * KIB, 5));
-  for (size_t request = 0; request < 20; request++) {
+  for (size_t request = 0; request < 20 / FEWER; request++) {
     const uint64_t width = 2 * KIB << below(of, 4);
     uint64_t length = 16 + below(of, 600);
     const uint64_t last = length + 10 + below(of, 60);
