@@ -27,7 +27,7 @@ static uint64_t kept_of(const quay_allocator *allocator) {
 static uint64_t most_kept(const char *spec, uint64_t most_size) {
   enum {
     COUNT = 24,
-    STEPS = 5000
+    STEPS = 300
   };
   static quay_raw_buffer raws[COUNT];
   quay_allocator *pool = NULL;
