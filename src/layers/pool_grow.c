@@ -22,27 +22,8 @@ enum {
 #define MIB ((uint64_t)1 << 20)
 /* How long others are waited for that may be without a processor, in nanoseconds. */
 #define PATIENCE      ((uint64_t)200 * 1000 * 1000)
-#define FIRST_UNIT    (24 * MIB)
-#define LARGEST_UNIT  (32 * MIB)
 #define LEAST_BLOCK   (2 * MIB)
 #define LARGEST_BLOCK (256 * MIB)
-/* The pool may hold so much more than the program needed at most. */
-#define SLACK_SHIFT_TIGHT 8
-#define SLACK_SHIFT       6
-#define LEAST_SLACK       MIB
-
-/* What a piece that is given back may cost, in allocations of the program since the last one: where
- * more is given back than that, the pool may hold more, up to a share of the peak. With the slack
- * that is below a twentieth (kept tight, a fiftieth) of it. */
-#define COST_TIGHT        8
-#define COST              48
-#define EXTRA_SHIFT_TIGHT 7
-#define EXTRA_SHIFT       5
-#define EXTRA_STEP_SHIFT  8
-#define CREDIT_PIECES     64
-/* Where a piece is a handle of the driver's. */
-#define COST_HANDLE    256
-#define CREDIT_HANDLES 16
 
 typedef struct part {
   quay__extent *extent; /* taken */
@@ -66,100 +47,6 @@ typedef struct place {
   uint64_t begin, end;
   uint64_t bare_bytes;
 } place;
-
-/* How much. */
-
-static uint64_t power_below(uint64_t value) {
-  return value == 0 ? 0 : UINT64_C(1) << (63 - __builtin_clzll(value));
-}
-
-/* Where there is little memory, fragments must go back in small pieces: a commit of which a part is
- * in use stays. */
-static uint64_t finest(const quay__pool *pool) {
-  const uint64_t share = power_below(quay__min(pool->max_bytes, pool->device_bytes) >> 8);
-  return quay__max(share, pool->page);
-}
-
-/* Bytes of an arena that there is memory for, or is about to be. */
-static uint64_t bytes_there(const quay__offsets *arena) {
-  const uint64_t bare = arena->sets[QUAY__POOL_BARE]->bytes;
-  return arena->bytes - quay__min(bare, arena->bytes);
-}
-
-/* Where commits are what costs, bytes of one at least: they grow with what there is, and what is
- * for small blocks with what these have, since programs have few of them. */
-static uint64_t unit_of(const quay__pool *pool, quay__pool_arena arena) {
-  if (pool->block_bytes != 0)
-    return quay__max(pool->block_bytes, pool->page);
-  uint64_t share = pool->committed >> (pool->tight ? 9 : 3);
-  if (arena == QUAY__POOL_SMALL)
-    share = quay__min(share, 8 * bytes_there(&pool->arenas[arena]));
-  if (arena == QUAY__POOL_TINY)
-    share = quay__min(share, bytes_there(&pool->arenas[arena]));
-  const uint64_t most = pool->committed >> 7 > FIRST_UNIT ? LARGEST_UNIT : FIRST_UNIT;
-  const uint64_t unit = quay__min(quay__min(power_below(share), most), finest(pool));
-  return quay__max(unit, pool->page);
-}
-
-/* Bytes of one commit at least, and no more than is needed where that is what there is. */
-static uint64_t least_commit(const quay__pool *pool, quay__pool_arena arena) {
-  if (atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
-    return pool->page;
-  return pool->whole_pages ? unit_of(pool, arena) : pool->piece;
-}
-
-/* Bytes of one commit at most: the larger, the fewer, and the less often one is wholly free. */
-static uint64_t largest_commit(const quay__pool *pool) {
-  const uint64_t unit = unit_of(pool, QUAY__POOL_LARGE);
-  if (pool->tight || pool->block_bytes != 0)
-    return unit;
-  const uint64_t most = quay__max(LARGEST_UNIT, power_below(pool->committed >> 5));
-  return quay__max(unit, quay__min(most, finest(pool)));
-}
-
-static uint64_t slack_of(const quay__pool *pool, uint64_t peak) {
-  const uint64_t slack = peak >> (pool->tight ? SLACK_SHIFT_TIGHT : SLACK_SHIFT);
-  return quay__max(slack, quay__max(LEAST_SLACK, pool->page));
-}
-
-/* What the pool may hold once `more` bytes are in use besides. */
-static uint64_t target_of(const quay__pool *pool, uint64_t more) {
-  const uint64_t peak = quay__max(pool->peak_used, pool->used + more);
-  return peak + slack_of(pool, peak) + pool->extra;
-}
-
-/* Bytes to give back where the pool would hold `over` too many. Pages go in one call however many
- * they are: all of the slack goes with them, so that the next allocations have it. */
-static uint64_t enough_for(const quay__pool *pool, uint64_t over) {
-  return pool->whole_pages ? over : over + slack_of(pool, pool->peak_used);
-}
-
-static uint64_t cost_of(const quay__pool *pool) {
-  if (pool->tight)
-    return COST_TIGHT;
-  return pool->whole_pages ? COST_HANDLE : COST;
-}
-
-/* Whether giving back comes too dear; then the pool may hold a little more from now on. */
-static bool is_too_dear(quay__pool *pool) {
-  const uint64_t cost = cost_of(pool);
-  const uint64_t most = pool->peak_used >> (pool->tight ? EXTRA_SHIFT_TIGHT : EXTRA_SHIFT);
-  if (pool->credit >= cost || pool->extra >= most)
-    return false;
-  pool->extra = quay__min(most, pool->extra + (pool->peak_used >> EXTRA_STEP_SHIFT) + pool->page);
-  return true;
-}
-
-void quay__pool_earn(quay__pool *pool, uint64_t allocations) {
-  const uint64_t pieces = pool->whole_pages && !pool->tight ? CREDIT_HANDLES : CREDIT_PIECES;
-  const uint64_t most = pieces * cost_of(pool);
-  if (pool->credit < most)
-    pool->credit = quay__min(most, pool->credit + allocations);
-}
-
-static void pay(quay__pool *pool) {
-  pool->credit -= quay__min(cost_of(pool), pool->credit);
-}
 
 /* Places. */
 
@@ -235,7 +122,7 @@ static place find_place(const quay__pool *pool, const quay__pool_want *want) {
 /* Takes the place: the parts that there is memory for as far as it reaches, bare ones in pages, and
  * a unit at least. */
 static void take_place(quay__pool *pool, const place *found, plan *out) {
-  const uint64_t unit = least_commit(pool, pool->regions[found->lowest->region]->arena);
+  const uint64_t unit = quay__pool_least_commit(pool, pool->regions[found->lowest->region]->arena);
   quay__extent *each = found->lowest;
   out->begin = found->begin;
   out->end = found->end;
@@ -264,7 +151,7 @@ static void take_victim(quay__pool *pool, quay__extent *extent, uint64_t most, p
   if (!quay__pool_is_current(pool, region) ||
       !quay__pool_whole_commits(pool, region, extent, most, &begin, &end))
     return;
-  pay(pool);
+  quay__pool_pay(pool);
   quay__extent *const victim = quay__pool_heap_part(pool, extent, begin, end - begin);
   out->victims[out->victim_count++] = victim;
   out->victim_bytes += victim->size;
@@ -272,6 +159,7 @@ static void take_victim(quay__pool *pool, quay__extent *extent, uint64_t most, p
 
 /* Of extents of `least` bytes or more. */
 static void take_victims_from(quay__pool *pool, uint64_t least, uint64_t bytes, plan *out) {
+  const uint64_t welcome = quay__pool_welcome(pool);
   for (uint32_t i = QUAY__POOL_ARENAS; i-- > 0;) {
     const quay__offsets *const arena = &pool->arenas[i];
     quay__extent *next;
@@ -281,12 +169,15 @@ static void take_victims_from(quay__pool *pool, uint64_t least, uint64_t bytes, 
       if (out->victim_bytes >= bytes || out->victim_count == VICTIMS)
         return;
       next = quay__offsets_next_smaller(arena, each);
-      take_victim(pool, each, bytes - out->victim_bytes, out);
+      uint64_t most;
+      if (!quay__add(bytes - out->victim_bytes, welcome, &most))
+        most = UINT64_MAX;
+      take_victim(pool, each, most, out);
     }
   }
 }
 
-/* Free memory to give back: the largest extents first, which are the fewest. */
+/* Free memory to give back, `bytes` at least: the largest extents first, which are the fewest. */
 static void take_victims(quay__pool *pool, uint64_t bytes, plan *out) {
   take_victims_from(pool, pool->piece, bytes, out);
   if (pool->piece > pool->page && out->victim_bytes < bytes)
@@ -417,17 +308,17 @@ static quay_status grow_pages(quay__pool *pool, const quay__pool_want *want,
   *out_extent = NULL;
   quay__lock_acquire(&pool->lock);
   const bool room = provision(pool);
-  made.piece = largest_commit(pool);
+  made.piece = quay__pool_largest_commit(pool);
   const place found = room ? find_place(pool, want) : (place){.lowest = NULL};
   bool above_limit = false;
   if (found.lowest != NULL) {
     take_place(pool, &found, &made);
     pool->committed += made.bare_bytes;
-    uint64_t target = quay__min(target_of(pool, want->size), pool->max_bytes);
-    if (made.bare_bytes > 0 && pool->committed > target && is_too_dear(pool))
-      target = quay__min(target_of(pool, want->size), pool->max_bytes);
+    uint64_t target = quay__min(quay__pool_target(pool, want->size), pool->max_bytes);
+    if (made.bare_bytes > 0 && pool->committed > target && quay__pool_is_too_dear(pool))
+      target = quay__min(quay__pool_target(pool, want->size), pool->max_bytes);
     if (made.bare_bytes > 0 && pool->committed > target)
-      take_victims(pool, enough_for(pool, pool->committed - target), &made);
+      take_victims(pool, pool->committed - target, &made);
     above_limit = pool->committed - quay__min(made.victim_bytes, pool->committed) > pool->max_bytes;
   }
   quay__lock_release(&pool->lock);
@@ -450,7 +341,8 @@ static uint64_t block_size(const quay__pool *pool, const quay__pool_want *want) 
     return want->size;
   uint64_t size = pool->block_bytes;
   if (size == 0)
-    size = quay__max(LEAST_BLOCK, quay__min(power_below(pool->committed >> 4), LARGEST_BLOCK));
+    size = quay__max(LEAST_BLOCK,
+                     quay__min(quay__pool_power_below(pool->committed >> 4), LARGEST_BLOCK));
   if (want->arena == QUAY__POOL_TINY)
     size = quay__min(size, quay__max(LEAST_BLOCK / 8, size / 8));
   return quay__max(size, want->size);
@@ -504,7 +396,7 @@ static quay_status grow_block(quay__pool *pool, const quay__pool_want *want,
                               quay__extent **out_extent) {
   quay__lock_acquire(&pool->lock);
   const uint64_t size = block_size(pool, want);
-  const uint64_t most = quay__max(target_of(pool, want->size), pool->committed / 8 * 9);
+  const uint64_t most = quay__max(quay__pool_target(pool, want->size), pool->committed / 8 * 9);
   const uint64_t limit = quay__min(most, pool->max_bytes);
   uint64_t target = limit > size ? limit - size : 0;
   if (pool->committed <= target)

@@ -5,6 +5,7 @@
  *   pool_stock.c    what threads keep: making room, giving it back
  *   pool_heap.c     the arenas: fitting and giving back, under the pool's lock
  *   pool_pending.c  extents that device work may still use
+ *   pool_amounts.c  how much is taken at a time, held and given back
  *   pool_grow.c     more memory: where it goes, what is given up for it, out of memory, trim
  *   pool_region.c   blocks and reservations of the inner allocator
  *   pool_poison.c   what AddressSanitizer and Valgrind are told
@@ -330,6 +331,28 @@ void quay__pool_drop_events(quay__pool *pool);
 /* Ends events where the backend may be called. */
 void quay__pool_bury(quay__pool *pool);
 
+/* pool_amounts.c, with the lock held: */
+
+/* The largest power of two that is not above it; 0 of 0. */
+static inline uint64_t quay__pool_power_below(uint64_t value) {
+  return value == 0 ? 0 : UINT64_C(1) << (63 - __builtin_clzll(value));
+}
+/* Bytes of one commit at least, and no more than is needed where that is what there is. */
+uint64_t quay__pool_least_commit(const quay__pool *pool, quay__pool_arena arena);
+/* Bytes of one commit at most: the larger, the fewer, and the less often one is wholly free. */
+uint64_t quay__pool_largest_commit(const quay__pool *pool);
+/* What the pool may hold once `more` bytes are in use besides. */
+uint64_t quay__pool_target(const quay__pool *pool, uint64_t more);
+/* Bytes that may go back besides those that have to, so that the next allocations have them: pages
+ * go in one call however many they are. */
+uint64_t quay__pool_welcome(const quay__pool *pool);
+/* So many allocations more, for which memory may be given back. */
+void quay__pool_earn(quay__pool *pool, uint64_t allocations);
+/* For a piece that is given back. */
+void quay__pool_pay(quay__pool *pool);
+/* Whether giving back comes too dear; then the pool may hold a little more from now on. */
+bool quay__pool_is_too_dear(quay__pool *pool);
+
 /* pool_grow.c */
 quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
                             quay__extent **out_extent);
@@ -344,8 +367,6 @@ quay_status quay__pool_try(quay__pool *pool, quay__pool_attempt *first, quay__po
                            const void *want, quay__extent **out_extent);
 /* The error of what would be above the limit. */
 quay_status quay__pool_fail_limit(const quay__pool *pool, uint64_t size);
-/* With the lock held: so many allocations more, for which memory may be given back. */
-void quay__pool_earn(quay__pool *pool, uint64_t allocations);
 
 /* pool_poison.c: no operations unless quay__pool.poisons is set. */
 

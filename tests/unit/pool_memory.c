@@ -125,7 +125,7 @@ static void release_without_memory(quay_buffer **buffers, size_t count) {
 
 Test(pool_memory, many_frees_of_what_several_streams_use_wait_where_there_is_no_memory) {
   static late_use used[2 * SHARED];
-  const late_options options = {.mode = LATE_MANUAL, .seed = 5, .device_bytes = 64 << 20};
+  const late_options options = {.mode = LATE_MANUAL, .seed = 5, .device_bytes = (uint64_t)64 << 20};
   OK(late_register(&options));
   quay_allocator *pool = NULL;
   OK(quay_allocator_open("pool+late:0", &pool));
@@ -144,7 +144,7 @@ Test(pool_memory, many_frees_of_what_several_streams_use_wait_where_there_is_no_
   OK(quay_allocator_stats(pool, &stats));
   cr_assert_eq(stats.live_count, 0);
   cr_assert_eq(stats.error_count, 0);
-  cr_assert_lt(stats.pending_bytes, SHARED * 20000u, "no free has waited");
+  cr_assert_lt(stats.pending_bytes, SHARED * UINT64_C(20000), "no free has waited");
   OK(quay_stream_synchronize(streams[0]));
   OK(quay_stream_synchronize(streams[1]));
   OK(quay_allocator_stats(pool, &stats));
