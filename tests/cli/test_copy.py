@@ -5,10 +5,14 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 import unittest
 
-from support.program import PROGRAM, SANITIZED, SIMCUDA, ProgramTest, pattern
+from support.program import (
+    PROGRAM, SANITIZED, SIMCUDA, ProgramTest, cached_pages, drop_from_page_cache, has_direct_io,
+    pattern,
+)
 
 BLOCK = 16 << 20
 
@@ -26,6 +30,35 @@ class Copy(ProgramTest):
                     self.assertIn(f"through {via}, ", output)
                     self.assertEqual(self.read("dst"), data)
                     self.assertEqual(self.files(), ["dst", "src"])
+
+    def test_direct_io_makes_no_difference_to_the_bytes(self):
+        for size in (0, 1, 4097, 300000, BLOCK + 12345):
+            for via in ("cpu", f"mmap:{self.folder}"):
+                with self.subTest(size=size, via=via):
+                    self.write("src", pattern(size))
+                    if size:
+                        drop_from_page_cache(self.path("src"))
+                    self.succeed(
+                        "copy", self.path("src"), self.path("dst"), "--via", via, "--direct"
+                    )
+                    self.assertEqual(self.read("dst"), pattern(size))
+
+    def test_direct_io_leaves_the_page_cache_alone(self):
+        source = self.write("src", pattern(2 * BLOCK))
+        if not has_direct_io(source) or not drop_from_page_cache(source):
+            self.skipTest("the folder's file system has no direct I/O, or is in memory")
+        self.succeed("copy", source, self.path("dst"), "--direct")
+        self.assertEqual(cached_pages(source), 0)
+        self.assertEqual(self.read("dst"), pattern(2 * BLOCK))
+        self.succeed("copy", source, self.path("dst"))
+        self.assertEqual(cached_pages(source), 2 * BLOCK // 4096)
+
+    def test_direct_io_where_the_file_is_in_memory_is_no_error(self):
+        with tempfile.NamedTemporaryFile(dir="/dev/shm") as source:
+            source.write(pattern(300000))
+            source.flush()
+            self.succeed("copy", source.name, self.path("dst"), "--direct")
+        self.assertEqual(self.read("dst"), pattern(300000))
 
     def test_the_environment_names_the_backend(self):
         self.write("src", pattern(100))

@@ -9,7 +9,7 @@ import json
 import os
 import unittest
 
-from support.program import DATA, ProgramTest, pattern, run, safetensors
+from support.program import DATA, ProgramTest, drop_from_page_cache, pattern, run, safetensors
 
 SIMULATED = os.environ["QUAY_SIM_CUDA"]
 MIXED = os.path.join(DATA, "mixed.safetensors")
@@ -51,6 +51,22 @@ class Simulated(ProgramTest):
         digests = {t["name"]: t["sha256"] for t in json.loads(output)["tensors"]}
         for name, _, _, data in tensors:
             self.assertEqual(digests[name], hashlib.sha256(data).hexdigest(), name)
+
+    def test_direct_io_makes_no_difference(self):
+        tensors = [("a", "U8", [77], pattern(77)),
+                   ("b", "U8", [(12 << 20) + 5], pattern((12 << 20) + 5, 9))]
+        path = self.write("f", safetensors(tensors))
+        for warm in (False, True):
+            with self.subTest(warm=warm):
+                if not warm:
+                    drop_from_page_cache(path)
+                output = self.succeed(
+                    "load", path, "--to", "cuda:0", "--json", "--sha256", "--direct", env=driver()
+                )
+                self.assertEqual(
+                    [t["sha256"] for t in json.loads(output)["tensors"]],
+                    [hashlib.sha256(data).hexdigest() for *_, data in tensors],
+                )
 
     def test_the_environment_names_the_device(self):
         output = self.succeed("load", MIXED, "--json", env=driver(QUAY_BACKEND="cuda:1"))

@@ -10,7 +10,10 @@ import subprocess
 import unicodedata
 import unittest
 
-from support.program import DATA, PROGRAM, SANITIZED, SIMCUDA, ProgramTest, pattern, safetensors
+from support.program import (
+    DATA, PROGRAM, SANITIZED, SIMCUDA, ProgramTest, cached_pages, drop_from_page_cache,
+    has_direct_io, pattern, safetensors,
+)
 
 MIXED = os.path.join(DATA, "mixed.safetensors")
 TARGETS = ("cpu", "cpu:align=4096", "mmap:{folder}", "track+cpu", "track+mmap:{folder}")
@@ -107,6 +110,26 @@ class Json(ProgramTest):
                     expected,
                 )
                 self.assertEqual(self.files(), [])
+
+    def test_direct_io_makes_no_difference(self):
+        tensors = [("a", "U8", [77], pattern(77)), ("b", "U8", [300001], pattern(300001, 5)),
+                   ("c", "U8", [(9 << 20) + 3], pattern((9 << 20) + 3, 9))]
+        path = self.write("f", safetensors(tensors))
+        drop_from_page_cache(path)
+        result = self.load(path, "--sha256", "--direct")
+        self.assertEqual(
+            [t["sha256"] for t in result["tensors"]],
+            [hashlib.sha256(data).hexdigest() for *_, data in tensors],
+        )
+        self.assertEqual(list(result), list(self.load(MIXED)))
+
+    def test_direct_io_leaves_the_page_cache_alone(self):
+        path = self.write("f", safetensors([("a", "U8", [32 << 20], pattern(32 << 20))]))
+        if not has_direct_io(path) or not drop_from_page_cache(path):
+            self.skipTest("the folder's file system has no direct I/O, or is in memory")
+        self.load(path, "--direct")
+        # The header, and what the kernel reads ahead of it and of the ends that are no whole pages.
+        self.assertLess(cached_pages(path), (4 << 20) // 4096)
 
     def test_the_keys_are_those_of_the_manual(self):
         result = self.load(MIXED)

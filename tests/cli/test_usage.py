@@ -55,8 +55,8 @@ class Usage(ProgramTest):
     def test_help_of_each_command_names_its_options(self):
         options = {
             "devices": ["--json"],
-            "load": ["--to", "--json", "--sha256", "--no-progress"],
-            "copy": ["--via", "--no-progress"],
+            "load": ["--to", "--json", "--sha256", "--direct", "--no-progress"],
+            "copy": ["--via", "--direct", "--no-progress"],
             "replay": ["--on", "--touch", "--json"],
             "matrix": ["--between", "--size", "--json", "--svg"],
         }

@@ -20,7 +20,7 @@
 typedef struct copy_options {
   const char *source, *destination;
   const char *via; /* NULL: the default allocator */
-  bool no_progress;
+  bool direct, no_progress;
 } copy_options;
 
 /* What is under way. */
@@ -149,7 +149,8 @@ static exit_status move_all(file_transfer *transfer) {
 
 static exit_status transfer_file(const copy_options *options, quay_allocator *allocator,
                                  file_transfer *transfer) {
-  if (quay_map_file(options->source, NULL, &transfer->source) != QUAY_OK)
+  const quay_map_options mapping = {.direct = options->direct};
+  if (quay_map_file(options->source, &mapping, &transfer->source) != QUAY_OK)
     return fail_quay();
   exit_status status = allocate_blocks(transfer, allocator);
   if (status != EXIT_DONE)
@@ -196,9 +197,11 @@ static exit_status copy(const copy_options *options, quay_allocator *allocator) 
 static exit_status parse(int argc, char **argv, copy_options *out) {
   enum {
     VIA = 'v',
+    DIRECT = 'd',
     NO_PROGRESS = 'n'
   };
   static const struct option options[] = {{"via", required_argument, NULL, VIA},
+                                          {"direct", no_argument, NULL, DIRECT},
                                           {"no-progress", no_argument, NULL, NO_PROGRESS},
                                           {"help", no_argument, NULL, OPTION_HELP},
                                           {0}};
@@ -210,6 +213,8 @@ static exit_status parse(int argc, char **argv, copy_options *out) {
       return EXIT_DONE;
     if (option == VIA)
       out->via = optarg;
+    if (option == DIRECT)
+      out->direct = true;
     if (option == NO_PROGRESS)
       out->no_progress = true;
   }
@@ -243,11 +248,14 @@ static exit_status run(int argc, char **argv) {
 const subcommand command_copy = {
     .name = "copy",
     .summary = "Copy a file through the memory of a backend.",
-    .usage = "quay copy SRC DST [--via SPEC] [--no-progress]",
-    .details = "  --via SPEC     through what, such as cpu or cuda:0 (default: $QUAY_BACKEND, else "
-               "cpu)\n"
-               "  --no-progress  draw no progress bar on the terminal\n"
-               "  -h, --help     print this help\n\n"
-               "DST appears complete or not at all: a temporary file beside it takes its place.\n",
+    .usage = "quay copy SRC DST [--via SPEC] [--direct] [--no-progress]",
+    .details =
+        "  --via SPEC     through what, such as cpu or cuda:0 (default: $QUAY_BACKEND, else "
+        "cpu)\n"
+        "  --direct       read SRC with direct I/O where the file system can: for a file that is\n"
+        "                 not in the page cache, which is not filled with it then\n"
+        "  --no-progress  draw no progress bar on the terminal\n"
+        "  -h, --help     print this help\n\n"
+        "DST appears complete or not at all: a temporary file beside it takes its place.\n",
     .run = run,
 };

@@ -12,7 +12,7 @@
 typedef struct load_options {
   const char *path;
   const char *to; /* NULL: the default allocator */
-  bool json, sha256, no_progress;
+  bool json, sha256, direct, no_progress;
 } load_options;
 
 /* A loaded file and what is said about it. */
@@ -128,7 +128,8 @@ static exit_status compute_digests(load_report *report) {
 
 static exit_status load(const load_options *options, quay_allocator *allocator) {
   load_report report = {.options = options, .backend = quay_allocator_spec(allocator)};
-  switch (model_load(options->path, allocator, !options->no_progress, &report.model)) {
+  const model_options how = {.direct = options->direct, .show_progress = !options->no_progress};
+  switch (model_load(options->path, allocator, &how, &report.model)) {
   case MODEL_LOADED:
     break;
   case MODEL_FAILED:
@@ -150,12 +151,16 @@ static exit_status parse(int argc, char **argv, load_options *out) {
     TO = 't',
     JSON = 'j',
     SHA256 = 's',
+    DIRECT = 'd',
     NO_PROGRESS = 'n'
   };
-  static const struct option options[] = {
-      {"to", required_argument, NULL, TO},      {"json", no_argument, NULL, JSON},
-      {"sha256", no_argument, NULL, SHA256},    {"no-progress", no_argument, NULL, NO_PROGRESS},
-      {"help", no_argument, NULL, OPTION_HELP}, {0}};
+  static const struct option options[] = {{"to", required_argument, NULL, TO},
+                                          {"json", no_argument, NULL, JSON},
+                                          {"sha256", no_argument, NULL, SHA256},
+                                          {"direct", no_argument, NULL, DIRECT},
+                                          {"no-progress", no_argument, NULL, NO_PROGRESS},
+                                          {"help", no_argument, NULL, OPTION_HELP},
+                                          {0}};
   int option;
   while ((option = next_option(&command_load, argc, argv, options)) != OPTION_END) {
     if (option == OPTION_BAD)
@@ -168,6 +173,8 @@ static exit_status parse(int argc, char **argv, load_options *out) {
       out->json = true;
     if (option == SHA256)
       out->sha256 = true;
+    if (option == DIRECT)
+      out->direct = true;
     if (option == NO_PROGRESS)
       out->no_progress = true;
   }
@@ -198,11 +205,13 @@ static exit_status run(int argc, char **argv) {
 const subcommand command_load = {
     .name = "load",
     .summary = "Load all tensors of a safetensors file and list them.",
-    .usage = "quay load FILE [--to SPEC] [--json] [--sha256] [--no-progress]",
+    .usage = "quay load FILE [--to SPEC] [--json] [--sha256] [--direct] [--no-progress]",
     .details =
         "  --to SPEC      where to, such as cpu or cuda:0 (default: $QUAY_BACKEND, else cpu)\n"
         "  --json         print JSON instead of a table\n"
         "  --sha256       add the SHA-256 of each tensor's bytes, read back from there\n"
+        "  --direct       read with direct I/O where the file system can: for a file that is read\n"
+        "                 once and not in the page cache, which is not filled then\n"
         "  --no-progress  draw no progress bar on the terminal\n"
         "  -h, --help     print this help\n",
     .run = run,

@@ -151,10 +151,11 @@ static quay_status fill(loaded_model *model, quay_allocator *allocator, quay_cop
   return QUAY_OK;
 }
 
-model_result model_load(const char *path, quay_allocator *allocator, bool show_progress,
+model_result model_load(const char *path, quay_allocator *allocator, const model_options *options,
                         loaded_model *out_model) {
+  const quay_map_options mapping = {.direct = options->direct};
   *out_model = (loaded_model){.count = 0};
-  if (quay_safetensors_open(path, NULL, &out_model->file) != QUAY_OK)
+  if (quay_safetensors_open(path, &mapping, &out_model->file) != QUAY_OK)
     return MODEL_FAILED;
   out_model->count = quay_safetensors_count(out_model->file);
   out_model->tensors = calloc(out_model->count + 1, sizeof(quay_buffer *));
@@ -162,7 +163,7 @@ model_result model_load(const char *path, quay_allocator *allocator, bool show_p
   quay_copy_pair *runs = calloc(out_model->count + 1, sizeof *runs);
   if (out_model->tensors == NULL || runs == NULL) {
     result = MODEL_NO_MEMORY;
-  } else if (fill(out_model, allocator, runs, show_progress) != QUAY_OK) {
+  } else if (fill(out_model, allocator, runs, options->show_progress) != QUAY_OK) {
     result = MODEL_FAILED;
   }
   free(runs);

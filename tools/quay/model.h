@@ -28,9 +28,14 @@ typedef enum model_result {
   MODEL_NO_MEMORY, /* of the program's own */
 } model_result;
 
-/* Loads all tensors of the file at `path` into memory of `allocator`. `show_progress` draws a bar
- * where stderr is a terminal. On error `*out_model` is all zero. */
-model_result model_load(const char *path, quay_allocator *allocator, bool show_progress,
+typedef struct model_options {
+  bool direct;        /* read with direct I/O where the file system can */
+  bool show_progress; /* draw a bar where stderr is a terminal */
+} model_options;
+
+/* Loads all tensors of the file at `path` into memory of `allocator`. On error `*out_model` is all
+ * zero. */
+model_result model_load(const char *path, quay_allocator *allocator, const model_options *options,
                         loaded_model *out_model);
 
 void model_release(loaded_model *model);

@@ -40,8 +40,8 @@ _quay() {
   case $command in
   '') options='devices load copy replay matrix --help --version' ;;
   devices) options='--json --help' ;;
-  load) options='--to --json --sha256 --no-progress --help' ;;
-  copy) options='--via --no-progress --help' ;;
+  load) options='--to --json --sha256 --direct --no-progress --help' ;;
+  copy) options='--via --direct --no-progress --help' ;;
   replay) options='--on --touch --json --help' ;;
   matrix) options='--between --size --json --svg --help' ;;
   esac

@@ -1,11 +1,14 @@
 """What the tests of the program share: running it, and making safetensors files."""
 
+import ctypes
 import json
+import mmap
 import os
 import shutil
 import struct
 import subprocess
 import tempfile
+import time
 import unittest
 
 PROGRAM = os.environ["QUAY_PROGRAM"]
@@ -43,6 +46,44 @@ def safetensors(tensors, metadata=None):
         position = end
     text = json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + b"".join(data for *_, data in tensors)
+
+
+def cached_pages(path):
+    """How many of the file's pages are in the page cache."""
+    with open(path, "rb") as file:
+        # A private mapping that may be written to: only of one does ctypes find the address.
+        with mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE) as mapped:
+            view = ctypes.c_char.from_buffer(mapped)
+            pages = (len(mapped) - 1) // mmap.PAGESIZE + 1
+            resident = (ctypes.c_ubyte * pages)()
+            library = ctypes.CDLL(None, use_errno=True)
+            status = library.mincore(
+                ctypes.c_void_p(ctypes.addressof(view)), ctypes.c_size_t(len(mapped)), resident
+            )
+            del view
+    if status != 0:
+        raise OSError(ctypes.get_errno(), "mincore")
+    return sum(page & 1 for page in resident)
+
+
+def drop_from_page_cache(path):
+    """Waits until none of the file is there; False where that can't be had, as in memory."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        for _ in range(100):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            if cached_pages(path) == 0:
+                return True
+            time.sleep(0.01)
+    return False
+
+
+def has_direct_io(path):
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
 
 
 class ProgramTest(unittest.TestCase):
