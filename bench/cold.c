@@ -1,10 +1,7 @@
 /* Reading a file that is not in the page cache into memory: Quay by default and with direct I/O,
  * beside pread, readahead and io_uring with any number of threads. All ways are tried a few times;
  * the fastest of each kind then take turns with Quay. Every byte is checked after every reading,
- * and before it that the page cache has none of them. By the public interface alone.
- *
- *   bench_cold [--directory DIRECTORY] [--size MIB] [--tries N] [--rounds N] [--list]
- *              [--only TEXT] */
+ * and before it that the page cache has none of them. By the public interface alone. */
 #include "cold.h"
 
 #include <fcntl.h>
@@ -24,6 +21,24 @@ enum {
   FINALISTS = 2 /* of a kind */
 };
 
+static const char usage[] =
+    "Usage: bench_cold [OPTION...]\n"
+    "  --directory DIRECTORY  where the file is made, on a disk ($QUAY_BENCH_DIRECTORY, else "
+    "/tmp)\n"
+    "  --size MIB             of the file (512)\n"
+    "  --to SPEC              Quay copies to memory of this allocator, such as cuda:0, where "
+    "every\n"
+    "                         byte is read back from; the other ways still read into host memory\n"
+    "  --tries N              of every way, by which the fastest are chosen (3)\n"
+    "  --try-size MIB         of the file's beginning that the tries read at most (256)\n"
+    "  --rounds N             in which these take turns with Quay, on the whole file (9)\n"
+    "  --seconds N            after which no more tries are begun, but for each way's first one;\n"
+    "                         and the same for rounds (60)\n"
+    "  --only TEXT            leave out ways without it in their names\n"
+    "  --list                 print what all ways reached in the tries\n"
+    "  --quiet                tell nothing on stderr meanwhile\n"
+    "  --help                 print this help\n";
+
 typedef struct entry {
   cold_way way;
   double seconds[RUNS_MAX];
@@ -33,15 +48,19 @@ typedef struct entry {
 
 typedef struct settings {
   const char *directory;
-  uint64_t size;
+  const char *to; /* NULL: host memory */
+  uint64_t size, try_size;
   int tries, rounds;
-  bool list;
+  double seconds;
+  bool list, quiet;
   const char *only; /* ways whose names have it, and Quay; NULL: all */
 } settings;
 
 typedef struct bench {
   settings set;
   cold_file file;
+  quay_allocator *cpu, *to;
+  quay_buffer *host; /* `file.memory` is its */
   char path[4096];
   int descriptor;
   entry entries[WAYS_MAX];
@@ -141,14 +160,22 @@ static void drop_pages(const bench *all) {
   cold_fail("taking the file out of the page cache");
 }
 
-static void open_all(bench *all) {
-  all->file.size = all->set.size;
-  if (quay_allocator_open("cpu:hugepages=on", &all->file.cpu) != QUAY_OK ||
-      quay_buffer_create(all->file.cpu, QUAY_U8, 1, (int64_t[]){(int64_t)all->file.size}, NULL,
-                         &all->file.destination) != QUAY_OK ||
-      quay_buffer_host_bytes_mut(all->file.destination, (void **)&all->file.memory, NULL) !=
-          QUAY_OK)
+static void must(quay_status status) {
+  if (status != QUAY_OK)
     cold_fail(quay_last_error()->message);
+}
+
+static void open_all(bench *all) {
+  const int64_t shape[] = {(int64_t)all->set.size};
+  all->file.size = all->set.size;
+  must(quay_allocator_open("cpu:hugepages=on", &all->cpu));
+  must(quay_buffer_create(all->cpu, QUAY_U8, 1, shape, NULL, &all->host));
+  must(quay_buffer_host_bytes_mut(all->host, (void **)&all->file.memory, NULL));
+  all->file.destination = all->host;
+  if (all->set.to != NULL) {
+    must(quay_allocator_open(all->set.to, &all->to));
+    must(quay_buffer_create(all->to, QUAY_U8, 1, shape, NULL, &all->file.destination));
+  }
   fill(all->file.memory, all->file.size);
   make_file(all);
   all->file.path = all->path;
@@ -157,8 +184,11 @@ static void open_all(bench *all) {
 static void close_all(const bench *all) {
   close(all->descriptor);
   (void)unlink(all->path);
-  quay_buffer_release(all->file.destination);
-  quay_allocator_release(all->file.cpu);
+  if (all->to != NULL)
+    quay_buffer_release(all->file.destination);
+  quay_buffer_release(all->host);
+  quay_allocator_release(all->to);
+  quay_allocator_release(all->cpu);
 }
 
 /* The ways. */
@@ -224,13 +254,29 @@ static double gbps(const bench *all, const entry *one) {
   double sorted[RUNS_MAX];
   memcpy(sorted, one->seconds, sizeof sorted);
   qsort(sorted, (size_t)one->runs, sizeof sorted[0], by_value);
-  return one->runs == 0 ? 0 : (double)all->set.size / sorted[one->runs / 2] * 1e-9;
+  return one->runs == 0 ? 0 : (double)all->file.size / sorted[one->runs / 2] * 1e-9;
 }
 
-static void run_once(const bench *all, entry *one) {
+/* Where the way's bytes arrive is full of others before; afterwards they are in the memory. */
+static void poison(const bench *all) {
   memset(all->file.memory, 0xa5, all->file.size);
+  if (all->to != NULL)
+    must(quay_buffer_fill(all->file.destination, "\xa5", 1));
+}
+
+static void read_back(const bench *all) {
+  quay_buffer *part = NULL;
+  must(quay_buffer_view(all->file.destination, 0, all->file.size, &part));
+  must(quay_buffer_copy_out(part, all->file.memory, all->file.size));
+  quay_buffer_release(part);
+}
+
+static double run_once(const bench *all, entry *one) {
+  poison(all);
   drop_pages(all);
   const double seconds = cold_read(&all->file, &one->way);
+  if (all->to != NULL && is_quay(one))
+    read_back(all);
   if (!is_right(all->file.memory, all->file.size)) {
     char name[96];
     cold_name(&one->way, name, sizeof name);
@@ -238,17 +284,33 @@ static void run_once(const bench *all, entry *one) {
     cold_fail("checking");
   }
   one->seconds[one->runs++] = seconds;
+  return seconds;
 }
 
-static void run_rounds(bench *all, int rounds, bool all_ways) {
+static void tell(const bench *all, const entry *one, double seconds, int round, int rounds) {
+  char name[96];
+  if (all->set.quiet)
+    return;
+  cold_name(&one->way, name, sizeof name);
+  fprintf(stderr, "%d of %d, %zu of %zu: %s: %.2f GB/s\n", round + 1, rounds,
+          (size_t)(one - all->entries) + 1, all->count, name,
+          (double)all->file.size / seconds * 1e-9);
+}
+
+/* Returns how many there was time for, at least one. */
+static int run_rounds(bench *all, int rounds, bool all_ways) {
+  const double began = cold_now();
+  int round = 0;
   for (size_t i = 0; i < all->count; i++)
     all->entries[i].runs = 0;
-  for (int round = 0; round < rounds; round++) {
+  for (; round < rounds && (round == 0 || cold_now() - began < all->set.seconds); round++) {
     for (size_t i = 0; i < all->count; i++) {
-      if (all_ways || all->entries[i].finalist)
-        run_once(all, &all->entries[i]);
+      entry *one = &all->entries[i];
+      if (all_ways || one->finalist)
+        tell(all, one, run_once(all, one), round, rounds);
     }
   }
+  return round;
 }
 
 static entry *best_of(bench *all, cold_kind kind, bool among_finalists) {
@@ -317,43 +379,81 @@ static void print_ratios(bench *all) {
   }
 }
 
-static settings parse(int argc, char **argv) {
+static void read_option(int option, const char *value, settings *set) {
+  switch (option) {
+  case 'd':
+    set->directory = value;
+    break;
+  case 's':
+    set->size = strtoull(value, NULL, 10) * MIB;
+    break;
+  case 'T':
+    set->to = value;
+    break;
+  case 'S':
+    set->try_size = strtoull(value, NULL, 10) * MIB;
+    break;
+  case 'e':
+    set->seconds = strtod(value, NULL);
+    break;
+  case 't':
+    set->tries = (int)strtol(value, NULL, 10);
+    break;
+  case 'r':
+    set->rounds = (int)strtol(value, NULL, 10);
+    break;
+  case 'l':
+    set->list = true;
+    break;
+  case 'o':
+    set->only = value;
+    break;
+  case 'q':
+    set->quiet = true;
+    break;
+  case 'h':
+    fputs(usage, stdout);
+    exit(0);
+  default:
+    exit(2);
+  }
+}
+
+static settings defaults(void) {
   const char *directory = getenv("QUAY_BENCH_DIRECTORY");
   settings set = {.directory = directory != NULL && directory[0] != '\0' ? directory : "/tmp",
                   .size = 512 * MIB,
+                  .try_size = 256 * MIB,
                   .tries = 3,
-                  .rounds = 9};
+                  .rounds = 9,
+                  .seconds = 60};
   if (getenv("QUAY_BENCH_SMOKE") != NULL) {
     set.size = 9 * MIB;
     set.tries = set.rounds = 1;
   }
+  return set;
+}
+
+static settings parse(int argc, char **argv) {
   static const struct option options[] = {{"directory", required_argument, NULL, 'd'},
                                           {"size", required_argument, NULL, 's'},
+                                          {"to", required_argument, NULL, 'T'},
                                           {"tries", required_argument, NULL, 't'},
+                                          {"try-size", required_argument, NULL, 'S'},
                                           {"rounds", required_argument, NULL, 'r'},
-                                          {"list", no_argument, NULL, 'l'},
+                                          {"seconds", required_argument, NULL, 'e'},
                                           {"only", required_argument, NULL, 'o'},
+                                          {"list", no_argument, NULL, 'l'},
+                                          {"quiet", no_argument, NULL, 'q'},
+                                          {"help", no_argument, NULL, 'h'},
                                           {0}};
-  for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-    if (option == 'd')
-      set.directory = optarg;
-    if (option == 's')
-      set.size = strtoull(optarg, NULL, 10) * MIB;
-    if (option == 't')
-      set.tries = (int)strtol(optarg, NULL, 10);
-    if (option == 'r')
-      set.rounds = (int)strtol(optarg, NULL, 10);
-    if (option == 'l')
-      set.list = true;
-    if (option == 'o')
-      set.only = optarg;
-    if (option == '?')
-      exit(2);
-  }
-  if (set.size == 0 || set.tries < 1 || set.tries > RUNS_MAX || set.rounds < 1 ||
-      set.rounds > RUNS_MAX || optind != argc) {
-    fprintf(stderr, "bench_cold: --size, --tries and --rounds take numbers above 0, the latter two "
-                    "at most 99\n");
+  settings set = defaults();
+  for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;)
+    read_option(option, optarg, &set);
+  if (set.size == 0 || set.try_size == 0 || set.tries < 1 || set.tries > RUNS_MAX ||
+      set.rounds < 1 || set.rounds > RUNS_MAX || !(set.seconds > 0) || optind != argc) {
+    fprintf(stderr, "bench_cold: all numbers are above 0, those of tries and rounds at most 99\n%s",
+            usage);
     exit(2);
   }
   return set;
@@ -364,14 +464,18 @@ int main(int argc, char **argv) {
   all.set = parse(argc, argv);
   open_all(&all);
   add_all(&all);
-  run_rounds(&all, all.set.tries, true);
-  printf("%s, %llu MiB, cold; %zu ways, medians of %d\n", all.set.directory,
-         (unsigned long long)(all.set.size / MIB), all.count, all.set.tries);
+  all.file.size = all.set.size < all.set.try_size ? all.set.size : all.set.try_size;
+  const int tries = run_rounds(&all, all.set.tries, true);
+  printf("%s, %llu MiB, cold, Quay to %s; %zu ways, medians of %d on %llu MiB\n", all.set.directory,
+         (unsigned long long)(all.set.size / MIB),
+         all.to != NULL ? quay_allocator_spec(all.to) : "host memory", all.count, tries,
+         (unsigned long long)(all.file.size / MIB));
   if (all.set.list)
     print_rates(&all, true);
   choose_finalists(&all);
-  run_rounds(&all, all.set.rounds, false);
-  printf("the fastest of each kind in turns, medians of %d\n", all.set.rounds);
+  all.file.size = all.set.size;
+  const int rounds = run_rounds(&all, all.set.rounds, false);
+  printf("the fastest of each kind in turns, medians of %d\n", rounds);
   print_rates(&all, false);
   print_ratios(&all);
   close_all(&all);

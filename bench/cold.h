@@ -35,9 +35,8 @@ typedef struct cold_way {
 typedef struct cold_file {
   const char *path;
   uint64_t size;
-  unsigned char *memory; /* as long, touched, page aligned */
-  quay_allocator *cpu;
-  quay_buffer *destination; /* on `memory` */
+  unsigned char *memory;    /* as long, touched, page aligned */
+  quay_buffer *destination; /* of Quay's ways: as long, on `memory` or elsewhere */
 } cold_file;
 
 /* Ends the program. */
@@ -49,8 +48,8 @@ void cold_name(const cold_way *way, char *out_name, size_t size);
 /* Whether it was built in, and the system allows it. */
 bool cold_has_uring(void);
 
-/* Opens the file anew, reads all of it into the memory once, and returns the seconds of the
- * reading. */
+/* Opens the file anew, reads its first `size` bytes once, into the memory or, by Quay, to the
+ * destination, and returns the seconds of the reading. */
 double cold_read(const cold_file *file, const cold_way *way);
 
 #endif

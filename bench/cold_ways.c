@@ -203,7 +203,7 @@ static double read_by_quay(const cold_file *file, bool direct) {
   if (quay_map_file(file->path, &options, &mapped) != QUAY_OK)
     cold_fail(quay_last_error()->message);
   const double began = cold_now();
-  if (quay_buffer_copy_from(file->destination, mapped) != QUAY_OK)
+  if (quay_buffer_copy_region(file->destination, 0, mapped, 0, file->size, NULL) != QUAY_OK)
     cold_fail(quay_last_error()->message);
   const double seconds = cold_now() - began;
   quay_buffer_release(mapped);

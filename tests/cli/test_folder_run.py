@@ -250,5 +250,21 @@ class Figures(FolderRun):
             self.assertIn(f"\nrun_{name}() {{", text)
 
 
+class Cold(FolderRun):
+    def test_a_cold_file_is_read_into_memory_and_to_the_first_device(self):
+        self.program("bench_cold", 'printf "measured %s\\n" "$*"\n')
+        status, lines = self.run_folder(
+            "cold", specs=["cuda:1", "cpu"], COLD_DIRECTORY="/disk", COLD_ARGUMENTS="--rounds 7"
+        )
+        self.assertEqual(status, 0, lines)
+        told = [line for line in lines if line.startswith("measured ")]
+        self.assertEqual(len(told), 2, lines)
+        for line in told:
+            self.assertIn("--directory /disk ", line)
+            self.assertTrue(line.endswith(" --rounds 7"), line)
+        self.assertNotIn("--to", told[0])
+        self.assertIn("--to cuda:1 ", told[1])
+
+
 if __name__ == "__main__":
     unittest.main()
