@@ -288,9 +288,9 @@ typedef struct quay_allocator_vtable {
   quay_status (*lend)(quay_allocator *allocator, const quay_raw_buffer *raw, uint64_t offset,
                       uint64_t size, quay_use_mode mode);
   /* How copy_in (`source` is NULL), copy_out (`destination` is NULL) or copy_within of `size` bytes
-   * would go about it, for quay_copy_plan() and, of files, for staged copies. `out_info` says before what it does if nothing is
-   * changed: all at once and one thread, which is the default. Of a lazy buffer there is what
-   * can_copy_across is handed. */
+   * would go about it, for quay_copy_plan() and, of files, for staged copies. `out_info` says
+   * before what it does if nothing is changed: all at once and one thread, which is the default. Of
+   * a lazy buffer there is what can_copy_across is handed. */
   void (*copy_info)(quay_allocator *allocator, const quay_raw_buffer *destination,
                     const quay_raw_buffer *source, uint64_t size, quay_across_info *out_info);
   /* Repeats a pattern of 1, 2, 4, 8 or 16 bytes; size is a whole number of patterns. Default:

@@ -50,9 +50,8 @@ typedef struct quay_map_options {
   uint64_t offset; /* bytes from the start of the file; any value, page alignment is not needed */
   uint64_t length; /* bytes; 0: to the end of the file */
   /* Read with direct I/O where the file system can and copies are large enough; the page cache is
-   * not filled then. Faster for a file that is not in the page cache and is read once; copies of 8
-   * MiB and more of what is there already are made from there. Refused with INVALID_ARGUMENT for
-   * QUAY_MAP_SHARED. */
+   * not filled then. Faster for a file that is not in the page cache and is read once; what is
+   * there already is read from there. Refused with INVALID_ARGUMENT for QUAY_MAP_SHARED. */
   bool direct;
 } quay_map_options;
 
