@@ -62,29 +62,61 @@ static double rate_beside(const bench *all, beside each[2], int *out_round) {
   return 2e-9 * (double)all->set.size / rounds[all->set.runs / 2].seconds;
 }
 
-/* Every number of threads with every size of slots, and one copy alone set up so. The budget lets
- * both have what they wish. */
+/* Ways to set the engine up for both. The budget lets them have what they wish. */
+static const variant ways[] = {
+    {.threads = 8, .slot = MIB, .slots = 4},
+    {.threads = 10, .slot = MIB, .slots = 4},
+    {.threads = 12, .slot = MIB, .slots = 4},
+    {.threads = 14, .slot = MIB, .slots = 4},
+    {.threads = 16, .slot = MIB, .slots = 4},
+    {.threads = 8, .slot = MIB, .slots = 8},
+    {.threads = 10, .slot = MIB, .slots = 6},
+    {.threads = 12, .slot = MIB, .slots = 3},
+    {.threads = 12, .slot = MIB, .slots = 5},
+    {.threads = 16, .slot = MIB, .slots = 3},
+    {.threads = 12, .slot = 512 * KIB, .slots = 5},
+    {.threads = 12, .slot = 768 * KIB, .slots = 4},
+    {.threads = 12, .slot = 1536 * KIB, .slots = 3},
+    {.threads = 12, .slot = 2 * MIB, .slots = 2},
+    {.threads = 12, .slot = 2 * MIB, .slots = 3},
+    {.threads = 12, .slot = MIB, .slots = 4, .in_flight = 2 * MIB},
+    {.threads = 12, .slot = MIB, .slots = 4, .in_flight = 8 * MIB},
+    {.threads = 12, .slot = MIB, .slots = 4, .in_flight = 16 * MIB},
+    {.threads = 12, .slot = MIB, .slots = 4, .least = 4 * MIB},
+    {.threads = 12, .slot = MIB, .slots = 4, .least = 16 * MIB},
+    {.threads = 12, .slot = MIB, .slots = 4, .bound = true},
+};
+
+enum {
+  WAYS = sizeof ways / sizeof ways[0],
+  PASSES = 3
+};
+
+/* Each way a few times, in turns; and one copy alone, set up so. */
 static void sweep_beside(const bench *all, beside each[2]) {
-  static const uint32_t threads[] = {8, 10, 12, 16}, slots[] = {2, 4, 8};
-  static const uint64_t sizes[] = {256 * KIB, 512 * KIB, MIB};
+  double both[WAYS][PASSES], alone[WAYS][PASSES];
   bench_check(setenv("QUAY_STAGING_BYTES", "256MiB", 1) == 0 ? QUAY_OK : QUAY_STATUS_UNAVAILABLE,
               "a larger budget");
-  for (size_t i = 0; i < sizeof threads / sizeof threads[0]; i++) {
-    for (size_t j = 0; j < sizeof sizes / sizeof sizes[0]; j++) {
-      printf("%2u threads, slots of %4llu KiB:", threads[i], (unsigned long long)(sizes[j] / KIB));
-      for (size_t k = 0; k < sizeof slots / sizeof slots[0]; k++) {
-        if (threads[i] * slots[k] > 64)
-          continue;
-        int round = 0;
-        bench_use(all, &(variant){.threads = threads[i], .slot = sizes[j], .slots = slots[k]});
-        const double both = rate_beside(all, each, &round);
-        const sample alone = bench_median(all->set.runs, all->there, all->here);
-        printf("  %u each %6.2f, alone %5.2f", slots[k], both,
-               (double)all->set.size / alone.seconds * 1e-9);
-        fflush(stdout);
-      }
-      printf("\n");
+  for (int pass = 0; pass < PASSES; pass++) {
+    for (int i = 0; i < WAYS; i++) {
+      int round = 0;
+      bench_use(all, &ways[i]);
+      both[i][pass] = rate_beside(all, each, &round);
+      const sample one = bench_median(all->set.runs, all->there, all->here);
+      alone[i][pass] = (double)all->set.size / one.seconds * 1e-9;
     }
+  }
+  for (int i = 0; i < WAYS; i++) {
+    const variant *v = &ways[i];
+    printf("%2u threads, %u slots of %4llu KiB, least %2llu in flight %2llu%s: both", v->threads,
+           v->slots, (unsigned long long)(v->slot / KIB), (unsigned long long)(v->least / MIB),
+           (unsigned long long)(v->in_flight / MIB), v->bound ? ", bound" : "");
+    for (int pass = 0; pass < PASSES; pass++)
+      printf(" %6.2f", both[i][pass]);
+    printf("; alone");
+    for (int pass = 0; pass < PASSES; pass++)
+      printf(" %5.2f", alone[i][pass]);
+    printf("\n");
   }
   (void)unsetenv("QUAY_STAGING_BYTES");
   bench_use(all, &all->set.variant);
