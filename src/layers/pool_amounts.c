@@ -10,6 +10,9 @@
 #define SLACK_SHIFT_TIGHT 8
 #define SLACK_SHIFT       6
 #define LEAST_SLACK       MIB
+/* Handles that may go back with those that have to: blocks lie better in new ones than around what
+ * is left of a free extent. */
+#define WELCOME_SHIFT_TIGHT 2
 
 /* What a piece that is given back may cost, in allocations of the program since the last one: where
  * more is given back than that, the pool may hold more, up to a share of the peak. With the slack
@@ -78,7 +81,9 @@ uint64_t quay__pool_target(const quay__pool *pool, uint64_t more) {
 }
 
 uint64_t quay__pool_welcome(const quay__pool *pool) {
-  return pool->whole_pages ? 0 : slack_of(pool, pool->peak_used);
+  if (!pool->whole_pages)
+    return slack_of(pool, pool->peak_used);
+  return pool->tight ? pool->peak_used >> WELCOME_SHIFT_TIGHT : 0;
 }
 
 static uint64_t cost_of(const quay__pool *pool) {

@@ -340,9 +340,10 @@ static uint64_t block_size(const quay__pool *pool, const quay__pool_want *want) 
   if (pool->mode == QUAY__POOL_WHOLE)
     return want->size;
   uint64_t size = pool->block_bytes;
-  if (size == 0)
+  if (size == 0) {
     size = quay__max(LEAST_BLOCK,
                      quay__min(quay__pool_power_below(pool->committed >> 4), LARGEST_BLOCK));
+  }
   if (want->arena == QUAY__POOL_TINY)
     size = quay__min(size, quay__max(LEAST_BLOCK / 8, size / 8));
   return quay__max(size, want->size);

@@ -343,8 +343,8 @@ uint64_t quay__pool_least_commit(const quay__pool *pool, quay__pool_arena arena)
 uint64_t quay__pool_largest_commit(const quay__pool *pool);
 /* What the pool may hold once `more` bytes are in use besides. */
 uint64_t quay__pool_target(const quay__pool *pool, uint64_t more);
-/* Bytes that may go back besides those that have to, so that the next allocations have them: pages
- * go in one call however many they are. */
+/* Bytes that an extent may give back besides those that have to, so that the next allocations have
+ * them: pages go in one call however many they are. */
 uint64_t quay__pool_welcome(const quay__pool *pool);
 /* So many allocations more, for which memory may be given back. */
 void quay__pool_earn(quay__pool *pool, uint64_t allocations);

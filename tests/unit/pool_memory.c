@@ -134,7 +134,7 @@ Test(pool_memory, many_frees_of_what_several_streams_use_wait_where_there_is_no_
   const int64_t shape[] = {20000};
   for (size_t i = 0; i < SHARED; i++)
     OK(quay_buffer_create(pool, QUAY_U8, 1, shape, NULL, &buffers[i]));
-  for (size_t i = 0; i < 2 * SHARED; i++)
+  for (size_t i = 0; i < (size_t)2 * SHARED; i++)
     use_on(streams[i % 2], buffers[i / 2], &used[i]);
   quay_event *const last[] = {record(streams[0]), record(streams[1])};
   release_without_memory(buffers, 20);
