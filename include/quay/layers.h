@@ -54,7 +54,8 @@
  *                    quay_raw_buffer_release_host() of its memory is UNSUPPORTED.
  *     keep=default   holds about a sixtieth more than was ever in use at once; where that means
  *                    giving memory back and taking it again all the time, up to a twentieth more
- *                    (on CUDA also handles of 2 to 32 MiB of which a part is in use)
+ *                    (on CUDA also the driver's handles of which a part is in use: mostly 2 to 32
+ *                    MiB each)
  *     keep=tight     a 250th more, at most an 80th, for more calls of the driver
  *     block=BYTES    what is taken from the backend at a time, a power of two from 64 KiB to 1 GiB;
  *                    default: grows with what is taken already
