@@ -30,7 +30,7 @@ static const char usage[] =
     "every\n"
     "                         byte is read back from; the other ways still read into host memory\n"
     "  --tries N              of every way, by which the fastest are chosen (3)\n"
-    "  --try-size MIB         of the file's beginning that the tries read at most (256)\n"
+    "  --try-size MIB         of the file's beginning that the tries read at most (128)\n"
     "  --rounds N             in which these take turns with Quay, on the whole file (9)\n"
     "  --seconds N            after which no more tries are begun, but for each way's first one;\n"
     "                         and the same for rounds (60)\n"
@@ -423,7 +423,7 @@ static settings defaults(void) {
   const char *directory = getenv("QUAY_BENCH_DIRECTORY");
   settings set = {.directory = directory != NULL && directory[0] != '\0' ? directory : "/tmp",
                   .size = 512 * MIB,
-                  .try_size = 256 * MIB,
+                  .try_size = 128 * MIB,
                   .tries = 3,
                   .rounds = 9,
                   .seconds = 60};
