@@ -3,9 +3,15 @@
 #include "core/checked.h"
 #include "layers/pool_impl.h"
 
-#define MIB          ((uint64_t)1 << 20)
+#define MIB ((uint64_t)1 << 20)
+/* A driver's calls cost as much for a small handle as for a large one, so that for a pool of
+ * several gigabytes the usual ones would be most of a first pass. */
 #define FIRST_UNIT   (24 * MIB)
-#define LARGEST_UNIT (32 * MIB)
+#define LARGEST_UNIT (64 * MIB)
+#define FEW_UNITS    (1024 * MIB)
+#define MANY         28
+/* A large block may be a commit of its own. */
+#define LARGEST_COMMIT (32 * MIB)
 /* The pool may hold so much more than the program needed at most. */
 #define SLACK_SHIFT_TIGHT 8
 #define SLACK_SHIFT       6
@@ -51,7 +57,9 @@ static uint64_t unit_of(const quay__pool *pool, quay__pool_arena arena) {
     share = quay__min(share, 8 * bytes_there(&pool->arenas[arena]));
   if (arena == QUAY__POOL_TINY)
     share = quay__min(share, bytes_there(&pool->arenas[arena]));
-  const uint64_t most = pool->committed >> 7 > FIRST_UNIT ? LARGEST_UNIT : FIRST_UNIT;
+  uint64_t most = FIRST_UNIT;
+  if (pool->committed > FEW_UNITS)
+    most = quay__min(quay__align_down(pool->committed / MANY, pool->page), LARGEST_UNIT);
   const uint64_t unit = quay__min(quay__min(quay__pool_power_below(share), most), finest(pool));
   return quay__max(unit, pool->page);
 }
@@ -66,7 +74,7 @@ uint64_t quay__pool_largest_commit(const quay__pool *pool) {
   const uint64_t unit = unit_of(pool, QUAY__POOL_LARGE);
   if (pool->tight || pool->block_bytes != 0)
     return unit;
-  const uint64_t most = quay__max(LARGEST_UNIT, quay__pool_power_below(pool->committed >> 5));
+  const uint64_t most = quay__max(LARGEST_COMMIT, quay__pool_power_below(pool->committed >> 5));
   return quay__max(unit, quay__min(most, finest(pool)));
 }
 

@@ -68,6 +68,26 @@ Test(cuda_pool, many_small_blocks_take_few_handles) {
   quay_allocator_release(pool);
 }
 
+/* A driver's call costs as much for a small handle as for a large one. */
+Test(cuda_pool, gigabytes_are_taken_in_few_handles) {
+  enum {
+    COUNT = 350
+  };
+  begin("pool+cuda:0");
+  static quay_raw_buffer raws[COUNT];
+  uint64_t grown = 0, last = 0;
+  for (size_t i = 0; i < COUNT; i++) {
+    raws[i] = allocate(10 * MIB);
+    grown += reserved() != last;
+    last = reserved();
+  }
+  check_reserved(COUNT * 10 * MIB, COUNT * 10 * MIB + 64 * MIB);
+  cr_assert_leq(grown, 140, "3500 MiB were taken in %llu steps", (unsigned long long)grown);
+  for (size_t i = 0; i < COUNT; i++)
+    quay_raw_buffer_free(&raws[i]);
+  quay_allocator_release(pool);
+}
+
 /* It may hold what was in use at most, and a little: here some 6 MiB too many. */
 Test(cuda_pool, no_more_handles_go_back_than_are_enough) {
   begin("pool+cuda:0");
