@@ -37,10 +37,6 @@ static apart globals[QUAY__GLOBAL_LOCK_COUNT] = {
     [QUAY__LOCK_VULKAN] = {PTHREAD_MUTEX_INITIALIZER},
     [QUAY__LOCK_WORKERS] = {PTHREAD_MUTEX_INITIALIZER},
     [QUAY__LOCK_STAGING] = {PTHREAD_MUTEX_INITIALIZER},
-    [QUAY__LOCK_RING_0] = {PTHREAD_MUTEX_INITIALIZER},
-    [QUAY__LOCK_RING_1] = {PTHREAD_MUTEX_INITIALIZER},
-    [QUAY__LOCK_RING_2] = {PTHREAD_MUTEX_INITIALIZER},
-    [QUAY__LOCK_RING_3] = {PTHREAD_MUTEX_INITIALIZER},
     [QUAY__LOCK_THREADS] = {PTHREAD_MUTEX_INITIALIZER},
     [QUAY__LOCK_LINGERING] = {PTHREAD_MUTEX_INITIALIZER},
     [QUAY__LOCK_LOG] = {PTHREAD_MUTEX_INITIALIZER},
@@ -162,6 +158,10 @@ void quay__stripe_release(const void *object) {
 void quay__stripe_wait(const void *object) {
   stripe *const own = stripe_of(object);
   pthread_cond_wait(&own->changed, &own->mutex);
+}
+
+void quay__stripe_wait_for(const void *object, pthread_cond_t *condition) {
+  pthread_cond_wait(condition, &stripe_of(object)->mutex);
 }
 
 void quay__stripe_wake(const void *object) {

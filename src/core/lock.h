@@ -33,10 +33,6 @@ typedef enum quay__global_lock {
   QUAY__LOCK_VULKAN, /* the loader and the table of its devices */
   QUAY__LOCK_WORKERS,
   QUAY__LOCK_STAGING, /* its memory and budget */
-  QUAY__LOCK_RING_0,  /* staged copies, in turns */
-  QUAY__LOCK_RING_1,
-  QUAY__LOCK_RING_2,
-  QUAY__LOCK_RING_3,
   QUAY__LOCK_THREADS,
   QUAY__LOCK_LINGERING, /* the list of released allocators that are still in use */
   QUAY__LOCK_LOG,
@@ -57,6 +53,8 @@ void quay__stripe_release(const void *object);
  * wake-ups are usual. */
 void quay__stripe_wait(const void *object);
 void quay__stripe_wake(const void *object);
+/* The same for a condition of the object's own. */
+void quay__stripe_wait_for(const void *object, pthread_cond_t *condition);
 
 /* A lock for a few instructions of what one thread mostly has to itself: an exchange to take, a
  * store to give back. Whoever holds one takes nothing else and calls nothing. */

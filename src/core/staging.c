@@ -187,7 +187,7 @@ static quay_status step(quay__ring *ring, uint64_t *out_arrived) {
   quay_status status = QUAY_OK;
   quay__ring_acquire(ring);
   while (!has_failed(ring) && ring->arrived == ring->told && !do_something(ring, false, &status))
-    quay__global_wait(ring->lock, &ring->changed);
+    quay__stripe_wait_for(ring, &ring->changed);
   *out_arrived = ring->arrived;
   quay__ring_release(ring);
   return status;
@@ -263,18 +263,8 @@ static void end_report(quay__ring *ring) {
   ring->report->chunks = ring->chunks_claimed;
 }
 
-/* Copies that run at a time seldom have the same one: threads of several devices' would wait for
- * each other some hundred thousand times a second. */
-static quay__global_lock next_lock(void) {
-  static atomic_uint turn;
-  const unsigned count = QUAY__LOCK_RING_3 - QUAY__LOCK_RING_0 + 1;
-  const unsigned mine = atomic_fetch_add_explicit(&turn, 1, memory_order_relaxed) % count;
-  return (quay__global_lock)(QUAY__LOCK_RING_0 + mine);
-}
-
 /* `out_begun`: false if there was no first slot; nothing has moved then. */
 static quay_status run_ring(quay__ring *ring, const uint64_t *after, bool *out_begun) {
-  ring->lock = next_lock();
   ring->threads = 1;
   ring->tuning = quay__staging_tuning_get();
   ring->nested = quay__thread_in_staging;

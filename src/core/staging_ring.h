@@ -1,5 +1,6 @@
 /* What the files of staging share: a copy under way, its slots and its two legs. Everything that is
- * not marked otherwise is guarded by the ring's lock, one of a few that copies take in turns. */
+ * not marked otherwise is guarded by the ring's stripe: copies to several devices would wait for
+ * each other's one lock some hundred thousand times a second. */
 #ifndef QUAY_CORE_STAGING_RING_H
 #define QUAY_CORE_STAGING_RING_H
 
@@ -69,7 +70,6 @@ typedef struct quay__leg {
 } quay__leg;
 
 typedef struct quay__ring {
-  quay__global_lock lock; /* never changes */
   const quay_copy_options *options;
   quay__staging_plan plan;
   const quay__staging_tuning *tuning;
@@ -102,11 +102,11 @@ typedef struct quay__ring {
 } quay__ring;
 
 static inline void quay__ring_acquire(const quay__ring *ring) {
-  quay__global_acquire(ring->lock);
+  quay__stripe_acquire(ring);
 }
 
 static inline void quay__ring_release(const quay__ring *ring) {
-  quay__global_release(ring->lock);
+  quay__stripe_release(ring);
 }
 
 /* staging_slots.c: slots, their memory and the budget. The calling thread's. */
