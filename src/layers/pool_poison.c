@@ -1,7 +1,8 @@
 /* What AddressSanitizer and Valgrind are told of a pool's memory, as far as the host can reach it:
  * what is free is poisoned, and of a block that is live what it has beyond the bytes that were
- * asked for. What device work may still use is not, until the pool has seen that it is done. Direct
- * regions are not carved, so that the inner allocator's own checks see all of them. */
+ * asked for. What device work may still use is not, until the pool has seen that it is done, even
+ * if the block is live again meanwhile. Direct regions are not carved, so that the inner
+ * allocator's own checks see all of them. */
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/poison.h"
@@ -46,8 +47,9 @@ void quay__pool_expose(quay__pool_region *region, const quay__extent *extent, ui
   if (region->host == NULL)
     return;
   char *const bytes = region->host + extent->offset;
-  /* A stream's own memory comes back unpoisoned. */
-  quay__poison(bytes, extent->size);
+  /* Earlier work of the stream that gets its own memory back may still use all of it. */
+  if (extent->user == NULL)
+    quay__poison(bytes, extent->size);
   if (zeroed) {
     quay__unpoison(bytes, size);
   } else {

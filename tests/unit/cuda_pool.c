@@ -1,7 +1,9 @@
 /* The pool layer where memory comes in handles of a driver's, which go back only as a whole: how
  * many it takes and gives back. */
 #include <quay/quay.h>
+#include <stdlib.h>
 
+#include "core/poison.h"
 #include "support/status.h"
 
 #define KIB ((uint64_t)1 << 10)
@@ -115,3 +117,34 @@ Test(cuda_pool, the_last_memory_of_a_device_can_be_had) {
     quay_raw_buffer_free(&raws[i]);
   quay_allocator_release(pool);
 }
+
+#ifdef QUAY__ASAN
+
+/* A block whose fill has not run goes back to its stream as a smaller one. */
+Test(cuda_pool, what_earlier_work_of_the_stream_may_still_write_to_is_not_poisoned) {
+  setenv("SIMCUDA_SCHEDULE", "manual", 1); /* nothing runs until somebody waits */
+  begin("pool+cuda:0,memory=pinned");
+  quay_stream *stream = NULL;
+  CHECK_OK(quay_stream_create(quay_allocator_device(pool), NULL, &stream));
+  const quay_alloc_options options = {.stream = stream};
+  quay_buffer *buffer = NULL;
+  CHECK_OK(quay_buffer_create(pool, QUAY_U8, 1, (int64_t[]){8192}, &options, &buffer));
+  uint64_t address = 0, again = 0;
+  CHECK_OK(quay_buffer_address(buffer, &address));
+  CHECK_OK(quay_buffer_fill_on(buffer, "\x5a", 1, stream));
+  quay_buffer_release(buffer);
+  CHECK_OK(quay_buffer_create(pool, QUAY_U8, 1, (int64_t[]){8000}, &options, &buffer));
+  CHECK_OK(quay_buffer_address(buffer, &again));
+  cr_assert_eq(again, address, "another block was handed out");
+  for (uint64_t i = 0; i < 8192; i++) {
+    const void *byte =
+        (const void *)(uintptr_t)(address + i); /* NOLINT(performance-no-int-to-ptr) */
+    cr_assert_not(__asan_address_is_poisoned(byte), "byte %zu", (size_t)i);
+  }
+  CHECK_OK(quay_stream_synchronize(stream));
+  quay_buffer_release(buffer);
+  quay_stream_release(stream);
+  quay_allocator_release(pool);
+}
+
+#endif
