@@ -35,15 +35,16 @@
  *                    out_of_device_memory (default for alloc on a device), io (default for the
  *                    others), device_lost ... : a status code's name in lower case
  *   pool             keeps freed memory for the next allocation, and carves small blocks out of
- *                    large ones. Allocations take 64 bytes at least, and an eighth more at most up
- *                    to 4 KiB; from 1 MiB whole pages of 4 KiB. Free never waits, never calls the
- *                    backend, and takes no memory; but for what follows. A block that device work
- *                    still uses when it is freed is handed out again to the stream of that work at
- *                    once (to allocations with that stream in their options), to others when the
- *                    work is done. One that several streams use needs a note of 64 bytes for each
- *                    of them: allocations see to some 96 in stock; if more than those are freed
- *                    with no allocation in between, the free takes host memory for more, and
- *                    if there is none, waits for the work.
+ *                    large ones. Allocations take whole multiples of the alignment that the
+ *                    memory has without being asked, 64 bytes or more (256 on CUDA and Vulkan), up
+ *                    to 4 KiB an eighth on top of that at most; from 1 MiB whole pages of 4 KiB.
+ *                    Free never waits, never calls the backend, and takes no memory; but for what
+ *                    follows. A block that device work still uses when it is freed is handed out
+ *                    again to the stream of that work at once (to allocations with that stream in
+ *                    their options), to others when the work is done. One that several streams use
+ *                    needs a note of 64 bytes for each of them: allocations see to some 96 in
+ *                    stock; if more than those are freed with no allocation in between, the free
+ *                    takes host memory for more, and if there is none, waits for the work.
  *                    quay_allocator_trim() gives what is free back; statistics are the pool's own:
  *                    reserved, pending, largest free block. Out of memory it waits for pending
  *                    frees, gives back what is free and tries once more, or a few times where
