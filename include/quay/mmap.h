@@ -40,10 +40,10 @@ typedef enum quay_map_mode {
   QUAY_MAP_READ_ONLY = 0,
   /* Writes change private pages, never the file. Counts against commit limits as it is written. */
   QUAY_MAP_COPY_ON_WRITE = 1,
-  /* Writes change the file. While a copy of 2 MiB and more writes to it, whoever opens or truncates
-   * the file waits for a millisecond at a time, or gets EAGAIN with O_NONBLOCK: the copy holds a
-   * lease (fcntl(2), F_SETLEASE) where it can have one, that is, where the file is the user's own
-   * and open nowhere else. */
+  /* Writes change the file. While a copy of 2 MiB and more writes to it, or a staged one of 256 KiB
+   * and more, whoever opens or truncates the file waits for a millisecond at a time, or gets EAGAIN
+   * with O_NONBLOCK: the copy holds a lease (fcntl(2), F_SETLEASE) where it can have one, that is,
+   * where the file is the user's own and open nowhere else. */
   QUAY_MAP_SHARED = 2,
 } quay_map_mode;
 
