@@ -56,8 +56,11 @@
  *     keep=default   holds about a sixtieth more than was ever in use at once; where that means
  *                    giving memory back and taking it again all the time, up to a twentieth more
  *                    (on CUDA also the driver's handles of which a part is in use: mostly 2 to 32
- *                    MiB each)
- *     keep=tight     a 250th more, at most an 80th, for more calls of the driver
+ *                    MiB each; where the backend has no pages (mmap, Vulkan, page-locked and
+ *                    managed memory) the blocks of which a part is in use, which can be as much
+ *                    again)
+ *     keep=tight     a 250th more, at most an 80th, beside the same handles and blocks, for more
+ *                    calls of the driver
  *     block=BYTES    what is taken from the backend at a time, a power of two from 64 KiB to 1 GiB;
  *                    default: grows with what is taken already
  *     max=BYTES      reserves no more: LIMIT_EXCEEDED. A share of the device's memory is written as
