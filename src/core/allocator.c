@@ -425,6 +425,11 @@ static quay_status alloc_from(quay_allocator *allocator, uint64_t size,
   /* Nobody records the library's own fill for a raw buffer, which may be freed at once. */
   const quay_status status = quay_stream_synchronize(request.stream);
   if (status != QUAY_OK) {
+    /* Nor may the memory serve for anything else while the fill is under way. */
+    quay__error_state error;
+    quay__error_save(&error);
+    (void)quay__stream_settle(request.stream->device, request.stream->native);
+    quay__error_restore(&error);
     quay__free(allocator, out_raw, NULL, 0);
     memset(out_raw, 0, sizeof *out_raw);
   }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "core/poison.h"
+#include "sim_cuda/control.h"
 #include "support/status.h"
 
 #define KIB ((uint64_t)1 << 10)
@@ -115,6 +116,37 @@ Test(cuda_pool, the_last_memory_of_a_device_can_be_had) {
   check_reserved(130 * MIB, 130 * MIB);
   for (size_t i = 0; i < 65; i++)
     quay_raw_buffer_free(&raws[i]);
+  quay_allocator_release(pool);
+}
+
+/* The library's own zeros of memory that nobody gets after all. */
+Test(cuda_pool, memory_whose_zeros_could_not_be_waited_for_is_not_written_to_by_two_streams) {
+  const simcuda_control *sim = simcuda_control_get();
+  setenv("SIMCUDA_SCHEDULE", "manual", 1);
+  begin("pool+cuda:0");
+  quay_stream *one = NULL, *other = NULL;
+  quay_device *device = quay_allocator_device(pool);
+  CHECK_OK(quay_stream_create(device, NULL, &one));
+  CHECK_OK(quay_stream_create(device, NULL, &other));
+  const quay_alloc_options zeroed = {.zeroed = true, .stream = one};
+  quay_raw_buffer raw = allocate(8 * KIB);
+  const quay_raw_buffer first = raw;
+  quay_raw_buffer_free(&raw);
+  sim->fail("cuStreamSynchronize", 1, 999);
+  cr_assert_neq(quay_allocator_alloc(pool, 8 * KIB, &zeroed, &raw), QUAY_OK);
+  sim->fail("cuStreamSynchronize", 0, 0);
+  CHECK_OK(quay_allocator_alloc(pool, 8 * KIB, NULL, &raw));
+  cr_assert_eq(raw.as.cuda.pointer, first.as.cuda.pointer, "another block was handed out");
+  quay_buffer *buffer = NULL;
+  CHECK_OK(quay_buffer_from_raw(&raw, QUAY_U8, 1, (int64_t[]){8 * KIB}, &buffer));
+  CHECK_OK(quay_buffer_fill_on(buffer, "\x5a", 1, other));
+  CHECK_OK(quay_stream_synchronize(other));
+  CHECK_OK(quay_stream_synchronize(one));
+  simcuda_violation violation = {.message = ""};
+  cr_assert_eq(sim->violations(&violation, 1), 0u, "%s", violation.message);
+  quay_buffer_release(buffer);
+  quay_stream_release(one);
+  quay_stream_release(other);
   quay_allocator_release(pool);
 }
 
