@@ -50,18 +50,33 @@ static quay_status fill(quay_allocator *inner, quay__guard_block *block, quay_st
   return inner->vtable.fill(inner, &block->whole, offset, size, &pattern, sizeof pattern);
 }
 
+static quay_status fill_all(quay_allocator *inner, quay__guard_block *block, quay_stream *stream,
+                            bool zeroed) {
+  const uint64_t behind = block->front + block->size;
+  QUAY_TRY(fill(inner, block, stream, 0, block->front, QUAY__GUARD_RED));
+  QUAY_TRY(fill(inner, block, stream, behind, block->back, QUAY__GUARD_RED));
+  return zeroed ? QUAY_OK : fill(inner, block, stream, block->front, block->size, QUAY__GUARD_NEW);
+}
+
+/* The block is given back: what was submitted must not write to it any more. */
+static void settle(quay_stream *stream) {
+  quay__error_state error;
+  quay__error_save(&error);
+  (void)quay__stream_settle(stream->device, stream->native);
+  quay__error_restore(&error);
+}
+
 quay_status quay__guard_block_begin(quay_allocator *inner, quay__guard_block *block,
                                     quay_stream *stream, bool zeroed) {
-  const uint64_t behind = block->front + block->size;
   /* What the processor reaches is poisoned below, and must not be filled after that. */
   if (stream != NULL && (!inner->has_async || block->host != NULL)) {
     QUAY_TRY(quay_stream_synchronize(stream));
     stream = NULL;
   }
-  QUAY_TRY(fill(inner, block, stream, 0, block->front, QUAY__GUARD_RED));
-  QUAY_TRY(fill(inner, block, stream, behind, block->back, QUAY__GUARD_RED));
-  if (!zeroed)
-    QUAY_TRY(fill(inner, block, stream, block->front, block->size, QUAY__GUARD_NEW));
+  const quay_status status = fill_all(inner, block, stream, zeroed);
+  if (status != QUAY_OK && stream != NULL)
+    settle(stream);
+  QUAY_TRY(status);
   if (stream != NULL)
     QUAY_TRY(quay__event_record_or_wait(stream, &block->filled));
   if (block->host != NULL && !zeroed)

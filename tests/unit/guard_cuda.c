@@ -122,3 +122,27 @@ Test(guard_cuda, pinned_memory_is_guarded_too) {
   end(&both);
   cr_assert_eq(quay_test_log_count(""), 0, "%s", quay_test_log_text());
 }
+
+/* Its red zones are submitted one after the other. */
+Test(guard_cuda, what_was_submitted_for_a_block_that_nobody_gets_is_waited_for) {
+  scene both = begin("guard:quarantine=0+pool+cuda:0");
+  quay_device *device = quay_allocator_device(both.guard);
+  quay_stream *one = NULL, *other = NULL;
+  CHECK_OK(quay_stream_create(device, NULL, &one));
+  CHECK_OK(quay_stream_create(device, NULL, &other));
+  quay_raw_buffer block = alloc(&both, 5000);
+  quay_raw_buffer_free(&block);
+  for (uint64_t nth = 2; nth <= 3; nth++) {
+    raw.control->fail("cuMemsetD8Async", nth, 999);
+    const quay_alloc_options options = {.stream = one};
+    cr_assert_neq(quay_allocator_alloc(both.guard, 5000, &options, &block), QUAY_OK);
+    raw.control->fail("cuMemsetD8Async", 0, 0);
+    const quay_alloc_options elsewhere = {.stream = other};
+    CHECK_OK(quay_allocator_alloc(both.guard, 5000, &elsewhere, &block));
+    CHECK_OK(quay_stream_synchronize(other));
+    quay_raw_buffer_free(&block);
+  }
+  quay_stream_release(one);
+  quay_stream_release(other);
+  end(&both);
+}
