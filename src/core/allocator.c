@@ -422,14 +422,10 @@ static quay_status alloc_from(quay_allocator *allocator, uint64_t size,
   QUAY_TRY(quay__alloc_reaping(allocator, &request, out_raw));
   if (!request.zeroed || request.stream == NULL || !allocator->has_async)
     return QUAY_OK;
-  /* Nobody records the library's own fill for a raw buffer, which may be freed at once. */
-  const quay_status status = quay_stream_synchronize(request.stream);
+  /* Nobody records the library's own fill for a raw buffer, which may be freed at once; and the
+   * memory must not serve for anything else while it is under way. */
+  const quay_status status = quay__stream_drain(request.stream);
   if (status != QUAY_OK) {
-    /* Nor may the memory serve for anything else while the fill is under way. */
-    quay__error_state error;
-    quay__error_save(&error);
-    (void)quay__stream_settle(request.stream->device, request.stream->native);
-    quay__error_restore(&error);
     quay__free(allocator, out_raw, NULL, 0);
     memset(out_raw, 0, sizeof *out_raw);
   }

@@ -247,7 +247,9 @@ quay_status quay_event_record(quay_stream *stream, quay_event **out_event) {
 
 quay_status quay__stream_settle(quay_device *device, uint64_t native) {
   const quay_status status = device->vtable.stream_synchronize(device, native);
-  if (status == QUAY_OK || quay_device_health(device) != QUAY_HEALTH_OK)
+  /* In the child of a fork and after the driver's end nothing is freed, either. */
+  const bool gone = atomic_load_explicit(&device->untouchable, memory_order_relaxed);
+  if (status == QUAY_OK || gone || quay_device_health(device) != QUAY_HEALTH_OK)
     return status;
   quay__error_state error;
   quay__error_save(&error);
@@ -264,6 +266,12 @@ quay_status quay__stream_settle(quay_device *device, uint64_t native) {
   return status;
 }
 
+quay_status quay__stream_drain(quay_stream *stream) {
+  quay_device *device = stream->device;
+  QUAY_TRY(quay__device_check(device));
+  return device->has_streams ? quay__stream_settle(device, stream->native) : QUAY_OK;
+}
+
 quay_status quay__event_record_or_wait(quay_stream *stream, quay_event **out_event) {
   *out_event = NULL;
   quay_device *device = stream->device;
@@ -274,8 +282,7 @@ quay_status quay__event_record_or_wait(quay_stream *stream, quay_event **out_eve
   quay__error_unshield();
   if (status == QUAY_OK)
     return QUAY_OK;
-  QUAY_TRY(quay__device_check(device));
-  return quay__stream_settle(device, stream->native);
+  return quay__stream_drain(stream);
 }
 
 quay_status quay_event_query(quay_event *event, bool *out_done) {

@@ -61,6 +61,10 @@ void quay__events_end(quay_event *list);
  * must not serve for anything else. The status is the stream's. */
 quay_status quay__stream_settle(quay_device *device, uint64_t native);
 
+/* The same for a stream of the program's: as quay_stream_synchronize(), but where that fails for
+ * another reason than that the device is gone. */
+quay_status quay__stream_drain(quay_stream *stream);
+
 /* Records an event; where there is none to be had, the stream is waited for instead and
  * `*out_event` is NULL, as on a device without streams. */
 quay_status quay__event_record_or_wait(quay_stream *stream, quay_event **out_event);

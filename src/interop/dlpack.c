@@ -167,7 +167,7 @@ static void record_last_use(exported *tensor) {
     quay_log(QUAY_LOG_ERROR, "the end of an exported tensor's use can't be recorded: %s",
              quay_last_error()->message);
     quay__statistics_error(&quay_buffer_allocator(tensor->buffer)->statistics);
-    if (quay__stream_settle(tensor->stream->device, tensor->stream->native) != QUAY_OK) {
+    if (quay__stream_drain(tensor->stream) != QUAY_OK) {
       quay_log(QUAY_LOG_ERROR, "the stream of an exported tensor can't be waited for: %s",
                quay_last_error()->message);
     }

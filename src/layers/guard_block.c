@@ -62,7 +62,7 @@ static quay_status fill_all(quay_allocator *inner, quay__guard_block *block, qua
 static void settle(quay_stream *stream) {
   quay__error_state error;
   quay__error_save(&error);
-  (void)quay__stream_settle(stream->device, stream->native);
+  (void)quay__stream_drain(stream);
   quay__error_restore(&error);
 }
 
