@@ -47,11 +47,13 @@ class Copy(ProgramTest):
         source = self.write("src", pattern(2 * BLOCK))
         if not has_direct_io(source) or not drop_from_page_cache(source):
             self.skipTest("the folder's file system has no direct I/O, or is in memory")
+        pages = 2 * BLOCK // 4096
         self.succeed("copy", source, self.path("dst"), "--direct")
-        self.assertEqual(cached_pages(source), 0)
+        self.assertLess(cached_pages(source), pages // 10)
         self.assertEqual(self.read("dst"), pattern(2 * BLOCK))
         self.succeed("copy", source, self.path("dst"))
-        self.assertEqual(cached_pages(source), 2 * BLOCK // 4096)
+        # The system may take a few pages away meanwhile.
+        self.assertGreater(cached_pages(source), pages - pages // 10)
 
     def test_direct_io_where_the_file_is_in_memory_is_no_error(self):
         with tempfile.NamedTemporaryFile(dir="/dev/shm") as source:

@@ -359,6 +359,7 @@ Test(mmap_cold, the_page_cache_has_the_file_afterwards) {
   close(descriptor);
   quay_buffer *file = test_map(path, QUAY_MAP_READ_ONLY);
   read_and_check(file, 0, SIZE);
-  cr_assert_eq(pages_there(path, SIZE), (SIZE - 1) / quay__os_page_size() + 1);
+  /* The system may take a few pages away meanwhile. */
+  cr_assert_gt(pages_there(path, SIZE), (SIZE - SIZE / 10) / quay__os_page_size());
   quay_buffer_release(file);
 }
