@@ -13,6 +13,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "core/host_copy.h"
 #include "core/os.h"
 #include "staging.h"
 
@@ -29,11 +30,16 @@ typedef enum way {
   WRITE_CALLS,
   WRITE_MAPPING,
   WRITE_MOVES,
+  WRITE_STORES,
   WAYS,
 } way;
 
-static const char *const way_names[WAYS] = {"pread", "memcpy from a mapping", "pwrite",
-                                            "memcpy to a mapping", "process_vm_writev to one"};
+static const char *const way_names[WAYS] = {"pread",
+                                            "memcpy from a mapping",
+                                            "pwrite",
+                                            "memcpy to a mapping",
+                                            "process_vm_writev to one",
+                                            "streaming stores to one"};
 
 typedef struct work {
   way way;
@@ -61,6 +67,9 @@ static bool move(const work *all, unsigned char *slot, uint64_t at) {
     const struct iovec from = {slot, SLOT}, to = {there, SLOT};
     return process_vm_writev(getpid(), &from, 1, &to, 1, 0) == (ssize_t)SLOT;
   }
+  case WRITE_STORES:
+    quay__host_stream(there, slot, SLOT);
+    return true;
   case WAYS:
     break;
   }

@@ -55,7 +55,7 @@
  *                    quay_raw_buffer_release_host() of its memory is UNSUPPORTED.
  *     keep=default   holds about a sixtieth more than was ever in use at once; where that means
  *                    giving memory back and taking it again all the time, up to a twentieth more
- *                    (on CUDA also the driver's handles of which a part is in use: mostly 2 to 32
+ *                    (on CUDA also the driver's handles of which a part is in use: mostly 2 to 64
  *                    MiB each; where the backend has no pages (mmap, Vulkan, page-locked and
  *                    managed memory) the blocks of which a part is in use, which can be as much
  *                    again)

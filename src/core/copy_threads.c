@@ -6,7 +6,8 @@
 #include "core/error.h"
 #include "core/os.h"
 
-/* Two H200s at once: 98 GB/s with 12 threads each, 87 with 8 or 10, 90 with 16. */
+/* Two H200s at once (bench_staging --beside cuda:1 --sweep): 103 GB/s with 12 threads each, 84 with
+ * 8, 99 with 10, 101 with 16. */
 #define BESIDE_MAX 12u
 
 static _Thread_local uint32_t current_cap;

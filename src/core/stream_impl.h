@@ -61,8 +61,8 @@ void quay__events_end(quay_event *list);
  * must not serve for anything else. The status is the stream's. */
 quay_status quay__stream_settle(quay_device *device, uint64_t native);
 
-/* The same for a stream of the program's: as quay_stream_synchronize(), but where that fails for
- * another reason than that the device is gone. */
+/* quay_stream_synchronize() for work of the library's own whose end nothing else tells: a failure
+ * is followed by what quay__stream_settle() does about one. */
 quay_status quay__stream_drain(quay_stream *stream);
 
 /* Records an event; where there is none to be had, the stream is waited for instead and

@@ -10,11 +10,12 @@
  * would, but answer EFAULT where that would raise SIGBUS, at the end of a truncated file and on a
  * full disk. Whatever such a call can't do is done by pwrite, which also says what is wrong.
  *
- * On two cores (Xeon, ext4, Linux 6.18, GB/s with one thread and two): pages in the cache by pwrite
- * 5.0 and 5.1, by stores 11.6 and 21.1, by calls 6.4 and 10.1; blocks that were never written 4.1
- * and 3.7, 3.5 and 5.9, 2.6 and 3.7. So one thread alone writes what is in the cache by stores and
- * the rest by pwrite. What is neither in the cache nor was never written is for pwrite: a fault
- * would read it from the disk before it is overwritten. */
+ * Of pages in the cache stores write one and a half times to twice as much as calls, and with two
+ * threads two and a half to four times as much as pwrite (two cores; `bench_staging --limits`,
+ * `quay matrix --between cpu,mapping`); of blocks that were never written one thread writes most by
+ * pwrite, several by stores. So one thread alone writes what is in the cache by stores and the rest
+ * by pwrite. What is neither in the cache nor was never written is for pwrite: a fault would read
+ * it from the disk before it is overwritten. */
 #include <errno.h>
 #include <sys/mman.h>
 
