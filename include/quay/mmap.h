@@ -54,7 +54,10 @@ typedef struct quay_map_options {
   uint64_t length; /* bytes; 0: to the end of the file */
   /* Read with direct I/O where the file system can and copies are large enough; the page cache is
    * not filled then. Faster for a file that is not in the page cache and is read once; what is
-   * there already is read from there. Refused with INVALID_ARGUMENT for QUAY_MAP_SHARED. */
+   * there already is read from there. Refused with INVALID_ARGUMENT for QUAY_MAP_SHARED.
+   * Without it, copies of 8 MiB and more are read so where the file is larger than the memory that
+   * was available when it was mapped: the page cache could not keep it, and would lose what it has.
+   */
   bool direct;
 } quay_map_options;
 
@@ -87,9 +90,9 @@ QUAY_BEGIN_DECLS
  * An empty file gives a buffer of 0 bytes. Where a lease (see above) keeps the file from being
  * opened, of a copy or of another program, the call waits for it, as open(2) does.
  * Errors: INVALID_ARGUMENT (NULL, a bad mode, or what `path` names is no regular file: a directory,
- * FIFO, device or socket, named in the message; nothing hangs on a FIFO); OUT_OF_RANGE (offset or
- * offset plus length beyond the end of the file); IO (errno and path in the message);
- * OUT_OF_HOST_MEMORY.
+ * FIFO, device or socket, named in the message; nothing hangs on a FIFO; or one without a size but
+ * with bytes, as in /proc); OUT_OF_RANGE (offset or offset plus length beyond the end of the file);
+ * IO (errno and path in the message); OUT_OF_HOST_MEMORY.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_map_file(const char *path, const quay_map_options *options,
                                                   quay_buffer **out_buffer);

@@ -54,8 +54,11 @@ static quay_status move_out(const quay__ring *ring, const quay__slot *slot) {
     return QUAY_OK;
   }
   quay_allocator *from = leg->side->allocator;
-  return from->vtable.copy_out(from, leg->side->raw, leg->side->offset + slot->at, slot->memory,
-                               slot->size);
+  quay__thread_reads_disk = ring->plan.from_disk;
+  const quay_status status = from->vtable.copy_out(
+      from, leg->side->raw, leg->side->offset + slot->at, slot->memory, slot->size);
+  quay__thread_reads_disk = false;
+  return status;
 }
 
 /* The calling thread's own leg is the second one where that is one of calls: it fills what nobody

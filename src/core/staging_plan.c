@@ -204,6 +204,7 @@ quay_status quay__staging_plan_make(const quay__side *destination, const quay__s
     out_plan->pin = in ? destination->allocator->device : source->allocator->device;
   out_plan->reason = reason_of(destination, source, out_plan->pin);
   const uint64_t disk_chunk = from_file ? ask_disk(source, size, out_plan) : 0;
+  out_plan->from_disk = disk_chunk != 0;
   if (out_plan->pin == NULL) {
     plan_calls(size, allowed, from_file, disk_chunk, out_plan);
   } else if ((in && from_file) || (out && to_file)) {

@@ -11,6 +11,7 @@ _Thread_local uint32_t quay__thread_shard_plus_one;
 atomic_uint quay__thread_shards_high;
 _Thread_local quay__thread_place quay__place;
 _Thread_local bool quay__thread_in_staging;
+_Thread_local bool quay__thread_reads_disk;
 _Thread_local bool quay__thread_submits_piece;
 
 /* Bit i: shard i belongs to a living thread. Guarded by QUAY__LOCK_THREADS. The last shard is

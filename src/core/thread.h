@@ -30,6 +30,10 @@ static inline uint32_t quay__thread_shards_used(void) {
  * more of it. A job hands this on to its helpers. */
 extern _Thread_local bool quay__thread_in_staging;
 
+/* Whether what this thread reads is a piece of a large range of a file that mostly has to come from
+ * the disk. */
+extern _Thread_local bool quay__thread_reads_disk;
+
 /* Whether what this thread submits to a stream is a piece of a staged copy: it touches nothing that
  * another piece on the device's streams touches, unless the host has waited for that one. So the
  * backend need not keep them in order among each other. */

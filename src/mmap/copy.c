@@ -180,10 +180,16 @@ static bool is_cold(const quay__mapping *mapping, uint64_t offset, uint64_t size
          quay__mmap_is_cold(mapping, offset, size);
 }
 
+static bool is_kept_from_direct(const quay__mapping *mapping, uint64_t size) {
+  return mapping->direct_by_size && size < CACHED_MIN && !quay__thread_reads_disk;
+}
+
 /* Ways to read into memory that nobody takes away; else it is for the kernel to write to. */
 static move_function reader_of_range(const quay__mapping *mapping, uint64_t offset, uint64_t size,
                                      bool cold) {
   const move_function usual = reader_of(mapping);
+  if (is_kept_from_direct(mapping, size))
+    return quay__mmap_read_buffered;
   if (cold || size < QUAY__MMAP_DIRECT_MIN || !quay__mmap_reads_cached(mapping))
     return usual;
   if (size >= CACHED_MIN)
@@ -233,7 +239,8 @@ static quay_status transfer_piece(void *context, uint64_t index) {
 /* Bytes up to where pieces should begin: a page of the destination, or for direct I/O a place in
  * the file that it can start from. */
 static uint64_t head_of(const transfer *job) {
-  const bool direct = job->mapping->direct_file >= 0;
+  const bool direct =
+      job->mapping->direct_file >= 0 && (job->cold || !job->mapping->direct_by_size);
   const uint64_t alignment = direct ? job->mapping->direct_offset_alignment : quay__os_page_size();
   const uint64_t place = direct ? job->offset : (uintptr_t)job->memory;
   return (alignment - (place & (alignment - 1))) & (alignment - 1);
@@ -410,7 +417,7 @@ static quay_status copy_bounced(const within *job, bool backwards) {
  * direct I/O is not to fill the page cache. */
 static bool bounces(const quay__mapping *to, const quay__mapping *from) {
   return (to->access == QUAY__ACCESS_GUARDED && from->access == QUAY__ACCESS_GUARDED) ||
-         from->direct_file >= 0;
+         (from->direct_file >= 0 && !from->direct_by_size);
 }
 
 /* One side is moved by a call that names the other side's memory and, since it is the kernel that

@@ -94,6 +94,8 @@ quay_status quay_buffer_advise(const quay_buffer *buffer, quay_advice advice) {
 }
 
 quay_status quay_buffer_prefetch(const quay_buffer *buffer) {
+  if (buffer == NULL)
+    return fail_argument("quay_buffer_prefetch", "buffer is NULL");
   return quay_buffer_advise(buffer, QUAY_ADVICE_WILL_NEED);
 }
 

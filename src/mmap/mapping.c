@@ -23,6 +23,9 @@
 #define BLOCK_FILE_MIN_SIZE ((uint64_t)1 << 20)
 #define BLOCK_FILES_MAX     256u
 
+/* Smaller files are not asked about. */
+#define LEAST_TOO_LARGE ((uint64_t)256 << 20)
+
 /* Guarded by QUAY__LOCK_MAPPINGS. */
 static quay__mapping *buckets[BUCKET_COUNT];
 
@@ -110,9 +113,14 @@ static quay__mapping **bucket_of(dev_t device, ino_t inode) {
   return &buckets[hash >> 56];
 }
 
+/* As the program wants it. */
+static bool is_direct(const quay__mapping *mapping) {
+  return mapping->direct_file >= 0 && !mapping->direct_by_size;
+}
+
 static bool same_key(const quay__mapping *a, const quay__mapping *b) {
   return a->device == b->device && a->inode == b->inode && a->mode == b->mode &&
-         (a->direct_file >= 0) == (b->direct_file >= 0);
+         is_direct(a) == is_direct(b);
 }
 
 static void unlist(quay__mapping *mapping) {
@@ -197,6 +205,14 @@ static void open_direct(quay__mapping *mapping) {
   mapping->direct_offset_alignment = offset;
 }
 
+/* Read through the page cache, the end of such a file would push out its beginning, and all other
+ * files with it. */
+static bool is_too_large_to_keep(const quay__mapping *mapping) {
+  uint64_t total = 0, available = 0;
+  return mapping->file_size >= LEAST_TOO_LARGE && quay__os_memory_info(&total, &available) == 0 &&
+         mapping->file_size > available;
+}
+
 static quay_status map_range(quay__mapping *mapping, uint64_t offset, uint64_t length) {
   if (length == 0)
     return QUAY_OK;
@@ -252,6 +268,20 @@ fail:
   return quay_last_error()->status;
 }
 
+/* Some of the kernel's own are made while they are read, and have no size before. One that is
+ * growing has one by now. */
+static quay_status check_empty(const quay__mapping *mapping) {
+  unsigned char byte;
+  struct stat status;
+  if (quay__os_pread(mapping->file, &byte, 1, 0) != 1 ||
+      quay__os_fstat(mapping->file, &status) != 0 || status.st_size != 0)
+    return QUAY_OK;
+  return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, QUAY__MMAP_NAME, 0, NULL,
+                        "'%s' has bytes but no size, as files have that the kernel makes while "
+                        "they are read: it can't be mapped; read it with read(2)",
+                        mapping->path);
+}
+
 /* Reads what the open file is into `mapping`. */
 static quay_status identify(quay__mapping *mapping) {
   struct stat status;
@@ -263,7 +293,7 @@ static quay_status identify(quay__mapping *mapping) {
   mapping->device = status.st_dev;
   mapping->inode = status.st_ino;
   mapping->file_size = (uint64_t)status.st_size;
-  return QUAY_OK;
+  return status.st_size == 0 ? check_empty(mapping) : QUAY_OK;
 }
 
 static quay_status check_window(const quay__mapping *mapping, uint64_t offset, uint64_t *length) {
@@ -307,8 +337,9 @@ quay_status quay__mapping_open(const char *path, const quay_map_options *options
     goto fail;
   if (check_window(mapping, options->offset, &length) != QUAY_OK)
     goto fail;
-  if (options->direct && options->mode == QUAY_MAP_READ_ONLY)
+  if (options->mode == QUAY_MAP_READ_ONLY && (options->direct || is_too_large_to_keep(mapping)))
     open_direct(mapping);
+  mapping->direct_by_size = !options->direct && mapping->direct_file >= 0;
   QUAY_TRY(mapping_finish(mapping, options->offset, length, out_mapping));
   *out_length = length;
   return QUAY_OK;

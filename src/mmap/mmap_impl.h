@@ -38,6 +38,9 @@ typedef struct quay__mapping {
   quay__mapping_access access;
   int file;        /* -1: none */
   int direct_file; /* opened for direct I/O; -1: none */
+  /* Nobody asked for it: the page cache can't keep the file. For large ranges that it does not have
+   * alone; others may be wanted again. */
+  bool direct_by_size;
   uint64_t direct_offset_alignment;
   uint64_t direct_memory_alignment;
   unsigned char *address; /* NULL: nothing is mapped */

@@ -38,13 +38,14 @@ static struct {
   atomic_int longest_read; /* by pread(), in bytes */
   atomic_int read_error;
   atomic_int advice_error;
-  atomic_int sequential, normal; /* advice that was given */
-  atomic_bool advised;           /* sequential comes last */
-  atomic_int reads_advised;      /* calls of pread() meanwhile */
-  atomic_int wanted;             /* readers at a time that each of them waits for; 0: none */
-  atomic_int patience;           /* milliseconds that they do: long where as many will come */
-  atomic_int readers, most;      /* at a time */
-  atomic_int direct, buffered;   /* calls of pread() for as much as direct I/O is for */
+  atomic_int sequential, normal;  /* advice that was given */
+  atomic_bool advised;            /* sequential comes last */
+  atomic_int reads_advised;       /* calls of pread() meanwhile */
+  atomic_int wanted;              /* readers at a time that each of them waits for; 0: none */
+  atomic_int patience;            /* milliseconds that they do: long where as many will come */
+  atomic_int readers, most;       /* at a time */
+  atomic_int direct, buffered;    /* calls of pread() for as much as direct I/O is for */
+  atomic_uint_fast64_t available; /* of the machine's memory, in bytes; 0: the truth */
 } fake = {.patience = 20000};
 
 #define WRAP(type, name, parameters)      \
@@ -120,13 +121,24 @@ WRAP(int, fadvise, (int file, int advice)) {
   return error != 0 ? error : __real_quay__os_fadvise(file, advice);
 }
 
+WRAP(int, memory_info, (uint64_t * out_total, uint64_t *out_available)) {
+  const int error = __real_quay__os_memory_info(out_total, out_available);
+  if (atomic_load(&fake.available) != 0)
+    *out_available = atomic_load(&fake.available);
+  return error;
+}
+
 /* Skips the test where the file system has no direct I/O. */
-static inline quay_buffer *map_direct(const char *path) {
-  quay_buffer *file = NULL;
+static inline void need_direct(const char *path) {
   const int direct = open(path, O_RDONLY | O_DIRECT);
   if (direct < 0)
     quay_test_skip("direct", "the file system has no direct I/O: %s", strerror(errno));
   close(direct);
+}
+
+static inline quay_buffer *map_direct(const char *path) {
+  quay_buffer *file = NULL;
+  need_direct(path);
   TEST_OK(quay_map_file(path, &(quay_map_options){.direct = true}, &file));
   return file;
 }
@@ -165,6 +177,29 @@ static inline const char *beyond_file(void) {
   cr_assert_eq(posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
   close(file);
   return path;
+}
+
+/* A file of which the page cache can keep all but a byte. */
+#define HUGE_SIZE (300 * MIB)
+#define HUGE_DATA (20 * MIB) /* at its start */
+
+static inline quay_buffer *map_huge(void) {
+  const char *path = test_sparse_file("huge", HUGE_SIZE);
+  const int file = open(path, O_WRONLY);
+  write_data(file, 0, HUGE_DATA);
+  cr_assert_eq(fsync(file), 0);
+  close(file);
+  need_direct(path);
+  atomic_store(&fake.available, HUGE_SIZE - 1);
+  return test_map(path, QUAY_MAP_READ_ONLY);
+}
+
+static inline void copy_of_huge(quay_buffer *file, quay_allocator *to, uint64_t offset,
+                                uint64_t size) {
+  quay_buffer *there = test_buffer(to, size, 3);
+  TEST_OK(quay_buffer_copy_region(there, 0, file, offset, size, NULL));
+  cr_assert(test_buffer_is(there, offset, 7));
+  quay_buffer_release(there);
 }
 
 /* Copies windows across 4 GiB and at the end, small ones and such as are read from the disk by

@@ -157,6 +157,20 @@ Test(cuda_cold, pieces_that_are_there_are_read_from_the_page_cache_in_spite_of_d
   close_sides(&both);
 }
 
+Test(cuda_cold, large_copies_of_a_file_that_the_page_cache_cannot_keep_are_read_with_direct_io) {
+  quay_buffer *file = map_huge();
+  quay_allocator *device = open_spec("cuda:0");
+  atomic_store(&fake.mincore, NONE_THERE);
+  copy_of_huge(file, device, 0, HUGE_DATA);
+  cr_assert_geq(atomic_load(&fake.direct), 30, "%d and %d", atomic_load(&fake.direct),
+                atomic_load(&fake.buffered));
+  const int direct = atomic_load(&fake.direct);
+  copy_of_huge(file, device, 5, 3 * MIB);
+  cr_assert_eq(atomic_load(&fake.direct), direct);
+  quay_allocator_release(device);
+  quay_buffer_release(file);
+}
+
 /* Odd places and sizes on both sides; what is around them stays. */
 static void check_odd(const sides *both, uint64_t from, uint64_t to, uint64_t size) {
   unsigned char *bytes = malloc(SIZE);

@@ -212,6 +212,16 @@ Test(map_file, refuses_a_fifo_without_hanging, .timeout = 20) {
   expect_refused(path, "a FIFO");
 }
 
+/* Not as empty: its size is 0, but there is something in it. */
+Test(map_file, refuses_what_the_kernel_makes_while_it_is_read) {
+  quay_buffer *buffer = NULL;
+  const char *path = "/proc/self/status";
+  test_expect_error(quay_map_file(path, NULL, &buffer), QUAY_STATUS_INVALID_ARGUMENT, "",
+                    "no size");
+  cr_assert_not_null(strstr(quay_last_error()->message, path));
+  cr_assert_null(buffer);
+}
+
 Test(map_file, refuses_a_character_device) {
   expect_refused("/dev/null", "a character device");
 }
@@ -642,7 +652,8 @@ Test(map_file, advice_and_flush_check_their_arguments) {
   test_expect_error(quay_buffer_advise(buffer, (quay_advice)6), QUAY_STATUS_INVALID_ARGUMENT, "",
                     "6");
   test_expect_error(quay_buffer_flush(NULL), QUAY_STATUS_INVALID_ARGUMENT, "", "buffer");
-  test_expect_error(quay_buffer_prefetch(NULL), QUAY_STATUS_INVALID_ARGUMENT, "", "buffer");
+  test_expect_error(quay_buffer_prefetch(NULL), QUAY_STATUS_INVALID_ARGUMENT, "",
+                    "quay_buffer_prefetch: buffer");
   quay_buffer_release(buffer);
 }
 

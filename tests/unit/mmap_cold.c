@@ -93,6 +93,65 @@ Test(mmap_cold, what_is_in_the_page_cache_is_read_from_there_in_spite_of_direct_
   quay_buffer_release(file);
 }
 
+Test(mmap_cold, a_file_that_the_page_cache_cannot_keep_is_read_with_direct_io) {
+  quay_buffer *file = map_huge();
+  atomic_store(&fake.mincore, NONE_THERE);
+  copy_of_huge(file, NULL, 0, HUGE_DATA);
+  cr_assert_geq(atomic_load(&fake.direct), 40);
+  cr_assert_eq(atomic_load(&fake.buffered), 0);
+  copy_of_huge(file, NULL, 12345, 8 * MIB);
+  cr_assert_eq(atomic_load(&fake.sequential), 0);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, small_ranges_of_it_are_wanted_again) {
+  quay_buffer *file = map_huge();
+  atomic_store(&fake.mincore, NONE_THERE);
+  copy_of_huge(file, NULL, 991, 100 * KIB);
+  copy_of_huge(file, NULL, 4096, 8 * MIB - 1);
+  cr_assert_eq(atomic_load(&fake.direct), 0);
+  cr_assert_gt(atomic_load(&fake.buffered), 1);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, what_the_page_cache_has_of_it_is_read_from_there) {
+  quay_buffer *file = map_huge();
+  atomic_store(&fake.mincore, ALL_THERE);
+  copy_of_huge(file, NULL, 0, HUGE_DATA);
+  cr_assert_eq(atomic_load(&fake.direct), 0);
+  expect_warm();
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, a_file_that_the_page_cache_can_just_keep_is_read_through_it) {
+  quay_buffer_release(map_huge());
+  atomic_store(&fake.available, HUGE_SIZE);
+  quay_buffer *file = test_map(test_path("huge"), QUAY_MAP_READ_ONLY);
+  atomic_store(&fake.mincore, NONE_THERE);
+  copy_of_huge(file, NULL, 0, HUGE_DATA);
+  cr_assert_eq(atomic_load(&fake.direct), 0);
+  cr_assert_eq(atomic_load(&fake.sequential), 1);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, whoever_asks_for_direct_io_has_it_for_small_ranges_of_it_as_well) {
+  quay_buffer *file = map_huge(), *direct = map_direct(test_path("huge"));
+  atomic_store(&fake.mincore, NONE_THERE);
+  copy_of_huge(direct, NULL, 4096, MIB);
+  cr_assert_gt(atomic_load(&fake.direct), 0);
+  cr_assert_eq(atomic_load(&fake.buffered), 0);
+  quay_buffer_release(direct);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, private_mappings_of_it_are_read_as_ever) {
+  quay_buffer_release(map_huge());
+  quay_buffer *file = test_map(test_path("huge"), QUAY_MAP_COPY_ON_WRITE);
+  copy_of_huge(file, NULL, 77, HUGE_DATA - 77);
+  cr_assert_eq(atomic_load(&fake.direct), 0);
+  quay_buffer_release(file);
+}
+
 Test(mmap_cold, no_more_threads_wait_for_a_disk_than_the_environment_allows) {
   setenv("QUAY_COPY_THREADS", "2", 1);
   atomic_store(&fake.mincore, NONE_THERE);
