@@ -29,10 +29,9 @@ typedef struct quay__allocation_waiter {
   quay__error_state error;
 } allocation_waiter;
 
-/* Released storages with work under way; guarded by the stripe of `retired`'s address. The count
- * is for a look without the lock. */
+/* Released storages with work under way; guarded by the stripe of `retired`'s address. */
 static quay__storage *retired;
-static atomic_uint retired_count;
+atomic_uint quay__retired_count;
 
 static quay_status new_storage(uint64_t size, quay__storage **out_storage) {
   quay__storage *storage = quay__os_calloc(1, sizeof(*storage));
@@ -111,8 +110,8 @@ static bool out_of_memory(quay_status status) {
          status == QUAY_STATUS_LIMIT_EXCEEDED;
 }
 
-static quay_status alloc_or_collect(quay_allocator *allocator, const quay_alloc_request *request,
-                                    quay_raw_buffer *out_raw) {
+quay_status quay__alloc_or_collect(quay_allocator *allocator, const quay_alloc_request *request,
+                                   quay_raw_buffer *out_raw) {
   quay__error_state before;
   quay__error_save(&before);
   quay_status status = quay__alloc(allocator, request, out_raw);
@@ -122,13 +121,6 @@ static quay_status alloc_or_collect(quay_allocator *allocator, const quay_alloc_
   if (status == QUAY_OK)
     quay__error_restore(&before);
   return status;
-}
-
-quay_status quay__alloc_reaping(quay_allocator *allocator, const quay_alloc_request *request,
-                                quay_raw_buffer *out_raw) {
-  return __builtin_expect(atomic_load_explicit(&retired_count, memory_order_relaxed) == 0, true)
-             ? quay__alloc(allocator, request, out_raw)
-             : alloc_or_collect(allocator, request, out_raw);
 }
 
 static quay_status allocate_raw(const quay__storage *storage, quay_stream *stream,
@@ -325,7 +317,7 @@ static void retire(quay__storage *storage) {
   quay__stripe_acquire(&retired);
   storage->next_retired = retired;
   retired = storage;
-  atomic_fetch_add_explicit(&retired_count, 1, memory_order_relaxed);
+  atomic_fetch_add_explicit(&quay__retired_count, 1, memory_order_relaxed);
   quay__stripe_release(&retired);
 }
 
@@ -377,7 +369,7 @@ static void put_back(quay__storage *list) {
 }
 
 static void end_retired(quay__storage *storage) {
-  atomic_fetch_sub_explicit(&retired_count, 1, memory_order_relaxed);
+  atomic_fetch_sub_explicit(&quay__retired_count, 1, memory_order_relaxed);
   atomic_fetch_sub_explicit(&storage->allocator->statistics.pending_bytes, storage->size,
                             memory_order_relaxed);
   storage_destroy(storage, NULL, 0);
@@ -385,7 +377,7 @@ static void end_retired(quay__storage *storage) {
 
 /* One at a time, so that threads that collect at once share the list. */
 uint64_t quay__storage_collect(void) {
-  if (atomic_load_explicit(&retired_count, memory_order_relaxed) == 0)
+  if (atomic_load_explicit(&quay__retired_count, memory_order_relaxed) == 0)
     return 0;
   quay__error_state error;
   quay__error_save(&error);

@@ -86,9 +86,21 @@ quay_status quay__storage_fail_read_only(const quay__storage *storage);
 quay__storage *quay__storage_retain(quay__storage *storage);
 void quay__storage_release(quay__storage *storage);
 
+/* For a look without the lock. */
+extern atomic_uint quay__retired_count;
+
+quay_status quay__alloc_or_collect(quay_allocator *allocator, const quay_alloc_request *request,
+                                   quay_raw_buffer *out_raw);
+
 /* quay__alloc(), and once more if it finds no memory and retired storages can be freed. */
-quay_status quay__alloc_reaping(quay_allocator *allocator, const quay_alloc_request *request,
-                                quay_raw_buffer *out_raw);
+static inline quay_status quay__alloc_reaping(quay_allocator *allocator,
+                                              const quay_alloc_request *request,
+                                              quay_raw_buffer *out_raw) {
+  if (__builtin_expect(atomic_load_explicit(&quay__retired_count, memory_order_relaxed) != 0,
+                       false))
+    return quay__alloc_or_collect(allocator, request, out_raw);
+  return quay__alloc(allocator, request, out_raw);
+}
 
 /* Frees retired storages whose work is done, and returns their bytes. Keeps the thread's error. */
 uint64_t quay__storage_collect(void);

@@ -146,21 +146,6 @@ quay_status quay_stream_synchronize(quay_stream *stream) {
   return device->vtable.stream_synchronize(device, stream->native);
 }
 
-/* Nothing but Quay's own calls has ever reached the stream. The program that has had its handle
- * in one thread and uses it in another has put the two in order. */
-static bool is_untouched(const quay_stream *stream) {
-  return stream->device->checks_shown_streams && !stream->wrapped &&
-         !atomic_load_explicit(&stream->shown, memory_order_relaxed) &&
-         !atomic_load_explicit(&stream->device->untouchable, memory_order_relaxed);
-}
-
-quay_status quay__stream_check(quay_stream *stream) {
-  QUAY_TRY(quay__device_check(stream->device));
-  if (is_untouched(stream))
-    return QUAY_OK;
-  return stream->device->vtable.stream_check(stream->device, stream->native);
-}
-
 /* NULL: of one backend, or nothing leads from one to the other. */
 static const quay__pair_path *path_to(const quay_stream *stream, const quay_event *event) {
   return quay__pair_path_between(stream->device->backend, event->device->backend);

@@ -47,9 +47,22 @@ static inline uint64_t quay__stream_handle(const quay_stream *stream) {
   return stream->native;
 }
 
+/* Nothing but Quay's own calls has ever reached the stream. The program that has had its handle
+ * in one thread and uses it in another has put the two in order. */
+static inline bool quay__stream_is_untouched(const quay_stream *stream) {
+  return stream->device->checks_shown_streams && !stream->wrapped &&
+         !atomic_load_explicit(&stream->shown, memory_order_relaxed) &&
+         !atomic_load_explicit(&stream->device->untouchable, memory_order_relaxed);
+}
+
 /* Whether work may be submitted to the stream and recorded: UNSUPPORTED while it captures a graph.
  * Asked before anything is touched. */
-quay_status quay__stream_check(quay_stream *stream);
+static inline quay_status quay__stream_check(quay_stream *stream) {
+  QUAY_TRY(quay__device_check(stream->device));
+  if (quay__stream_is_untouched(stream))
+    return QUAY_OK;
+  return stream->device->vtable.stream_check(stream->device, stream->native);
+}
 
 /* Gives a reference back without ever calling the backend: if it was the last one, the event is put
  * into `list`, which is the caller's to synchronise and to end. */
