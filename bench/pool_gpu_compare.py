@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Replays recorded traces on a GPU: Quay's pool beside PyTorch's allocator and cuMemAllocAsync.
 
-    pool_gpu_compare.py [--quay PROGRAM] [--traces FOLDER] [--rounds N] [--seconds N] OUT.json OUT.svg
+    pool_gpu_compare.py [--quay PROGRAM] [--traces FOLDER] [--rounds N] [--seconds N]
+                        [--without WAY[,WAY]] OUT.json OUT.svg
 
 The ways, each in a process of its own, in turns, round by round; figures are medians:
   pool, keep=tight         quay replay on pool+cuda:0 and pool:keep=tight+cuda:0
@@ -365,7 +366,8 @@ def find_traces(folder):
 def run_rounds(options, traces):
     """Runs by trace and way, reasons for ways that are missing or failed, PyTorch's version."""
     runs = {trace: {} for trace in traces}
-    left_out, versions, slow = {}, set(), set()
+    left_out = {way: Missing("it was not asked for") for way in options.without}
+    versions, slow = set(), set()
     end = time.monotonic() + options.seconds
     for number in range(options.rounds):
         if number > 0 and time.monotonic() > end:
@@ -480,7 +482,13 @@ def main(arguments):
                         help="the folder of the traces")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=180, help="no round begins after so many")
+    parser.add_argument("--without", default="", metavar="WAY[,WAY]",
+                        help=f"of {', '.join(OTHERS)}: these are not measured")
     options = parser.parse_args(arguments)
+    options.without = [way for way in options.without.split(",") if way]
+    unknown = [way for way in options.without if way not in OTHERS]
+    if unknown:
+        parser.error(f"--without takes ways out of {', '.join(OTHERS)}, not {', '.join(unknown)}")
     if options.rounds < 1:
         parser.error("--rounds must be 1 or more")
     try:

@@ -264,7 +264,7 @@ static void parse_variant(int option, variant *out) {
   if (option == 'n')
     out->slots = number;
   if (option == 'c')
-    out->slot = number * MIB;
+    out->slot = (uint64_t)(strtod(optarg, NULL) * (double)MIB);
   if (option == 'm')
     out->streams = number;
   if (option == 'a')

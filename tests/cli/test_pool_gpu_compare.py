@@ -3,7 +3,9 @@ the reader of logs, counting, drawing, errors. No time of these runs means anyth
 """
 
 import argparse
+import contextlib
 import gzip
+import io
 import json
 import os
 import subprocess
@@ -264,19 +266,20 @@ class Rule(unittest.TestCase):
 class Rounds(unittest.TestCase):
     """How often each way is measured."""
 
-    def count(self, rounds=3, seconds=100.0, slow=100.0):
+    def count(self, rounds=3, seconds=100.0, slow=100.0, without=()):
         def other(way, traces):
             if way == "torch":
                 raise pool_gpu_compare.Missing("no PyTorch")
             return {trace: {"torch": None, "x": 1} for trace in traces}
 
-        options = argparse.Namespace(rounds=rounds, seconds=seconds, quay="quay")
+        options = argparse.Namespace(rounds=rounds, seconds=seconds, quay="quay", without=without)
         with mock.patch.object(pool_gpu_compare, "run_other", other), \
                 mock.patch.object(pool_gpu_compare, "run_quay", lambda *_: {"x": 1}), \
                 mock.patch.object(pool_gpu_compare, "SLOW", slow):
             runs, left_out, _ = pool_gpu_compare.run_rounds(options, {"a": "a.csv", "b": "b.csv"})
         self.assertEqual(runs["a"].keys(), runs["b"].keys())
-        self.assertEqual({way: str(error) for way, error in left_out.items()}, {"torch": "no PyTorch"})
+        reasons = {"torch": "no PyTorch", **dict.fromkeys(without, "it was not asked for")}
+        self.assertEqual({way: str(error) for way, error in left_out.items()}, reasons)
         return {way: len(each) for way, each in runs["b"].items()}
 
     def test_each_way_that_is_there_is_measured_in_each_round(self):
@@ -289,6 +292,16 @@ class Rounds(unittest.TestCase):
     def test_what_is_slow_is_measured_once(self):
         self.assertEqual(self.count(slow=-1.0), {"pool": 3, "keep=tight": 3, "torch expandable": 1,
                                                  "async": 1, "async keep": 1})
+
+
+    def test_ways_that_are_not_wanted_are_left_out(self):
+        self.assertEqual(self.count(without=["async", "torch expandable"]),
+                         {"pool": 3, "keep=tight": 3, "async keep": 3})
+
+    def test_ways_that_there_are_not_are_refused(self):
+        with self.assertRaises(SystemExit), contextlib.redirect_stderr(io.StringIO()) as errors:
+            pool_gpu_compare.main(["--without", "torch,asinc", "a.json", "a.svg"])
+        self.assertIn("not asinc", errors.getvalue())
 
 
 class Drawing(ProgramTest):
