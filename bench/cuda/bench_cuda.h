@@ -18,6 +18,7 @@
 typedef struct bench_settings {
   unsigned rounds;       /* medians are of so many */
   uint64_t big_bytes;    /* of the large copies between host and device */
+  unsigned pairs;        /* of an allocation from a pool and its free, in a row */
   bool smoke;            /* everything once and small: that it works, no figures */
   const char *json;      /* NULL: none */
   const char *directory; /* where files are made */

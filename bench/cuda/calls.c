@@ -206,7 +206,7 @@ static void run_hit(calls_on *c, const char *what, double floor) {
   const bench_case one = {
       .group = "alloc",
       .name = name,
-      .calls = settings.smoke ? 2 : 500,
+      .calls = settings.smoke ? 2 : settings.pairs,
       .ways = {{.name = "quay", .run = quay_alloc_free, .self = c},
                {.name = "cuMemAllocAsync",
                 .run = raw_alloc_free_async,

@@ -1,7 +1,9 @@
 /* bench_cuda: Quay's calls beside the driver's own of the same meaning, in turns within one run.
  *
- *   bench_cuda [--only GROUP[,GROUP]] [--rounds N] [--mib N] [--json FILE] [--directory DIR]
+ *   bench_cuda [--only GROUP[,GROUP]] [--rounds N] [--mib N] [--pairs N] [--json FILE]
+ *              [--directory DIR]
  *
+ * --pairs: how often a round of `alloc` has a pool's hit in a row, before the driver has its turn.
  * Without --only all groups but `random`, which takes most of a minute and has no floors.
  *
  * Prints a row for each case: medians, the ratio to the raw call, and whether the floor holds. Ends
@@ -15,7 +17,7 @@
 
 #include "bench_cuda.h"
 
-bench_settings settings = {.rounds = 11, .big_bytes = 2 * GIB, .directory = "/tmp"};
+bench_settings settings = {.rounds = 11, .big_bytes = 2 * GIB, .pairs = 500, .directory = "/tmp"};
 const raw_cuda *cu;
 CUcontext contexts[2];
 
@@ -52,8 +54,8 @@ _Noreturn void bench_cuda_failed(const char *call, CUresult result) {
 }
 
 static int usage(void) {
-  fputs("usage: bench_cuda [--only GROUP[,GROUP]] [--rounds N] [--mib N] [--json FILE] "
-        "[--directory DIR]\ngroups:",
+  fputs("usage: bench_cuda [--only GROUP[,GROUP]] [--rounds N] [--mib N] [--pairs N] "
+        "[--json FILE] [--directory DIR]\ngroups:",
         stderr);
   for (int i = 0; i < GROUPS; i++)
     fprintf(stderr, " %s", groups[i].name);
@@ -80,6 +82,8 @@ static bool parse(int argc, char **argv, const char **out_only) {
       settings.rounds = (unsigned)atoi(value);
     } else if (strcmp(argv[i], "--mib") == 0) {
       settings.big_bytes = (uint64_t)atoi(value) * MIB;
+    } else if (strcmp(argv[i], "--pairs") == 0) {
+      settings.pairs = (unsigned)atoi(value);
     } else if (strcmp(argv[i], "--json") == 0) {
       settings.json = value;
     } else if (strcmp(argv[i], "--directory") == 0) {
@@ -88,7 +92,8 @@ static bool parse(int argc, char **argv, const char **out_only) {
       return false;
     }
   }
-  return argc % 2 == 1 && settings.rounds >= 1 && settings.rounds <= 101 && settings.big_bytes != 0;
+  return argc % 2 == 1 && settings.rounds >= 1 && settings.rounds <= 101 &&
+         settings.big_bytes != 0 && settings.pairs >= 1;
 }
 
 /* In the group's own process. */
