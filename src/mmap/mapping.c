@@ -268,12 +268,13 @@ fail:
   return quay_last_error()->status;
 }
 
-/* Some of the kernel's own are made while they are read, and have no size before. One that is
- * growing has one by now. */
+/* Some of the kernel's own are made while they are read, and have no size before. Some of these
+ * can't be read at their beginning, or not by a byte, which is no error of an empty file. One that
+ * is growing has a size by now. */
 static quay_status check_empty(const quay__mapping *mapping) {
   unsigned char byte;
   struct stat status;
-  if (quay__os_pread(mapping->file, &byte, 1, 0) != 1 ||
+  if (quay__os_pread(mapping->file, &byte, 1, 0) == 0 ||
       quay__os_fstat(mapping->file, &status) != 0 || status.st_size != 0)
     return QUAY_OK;
   return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, QUAY__MMAP_NAME, 0, NULL,

@@ -222,6 +222,14 @@ Test(map_file, refuses_what_the_kernel_makes_while_it_is_read) {
   cr_assert_null(buffer);
 }
 
+/* Whose first bytes are an address that nothing is mapped at: reading them is an error. */
+Test(map_file, refuses_what_has_no_size_and_cannot_be_read_at_its_beginning) {
+  quay_buffer *buffer = NULL;
+  test_expect_error(quay_map_file("/proc/self/mem", NULL, &buffer), QUAY_STATUS_INVALID_ARGUMENT,
+                    "", "no size");
+  cr_assert_null(buffer);
+}
+
 Test(map_file, refuses_a_character_device) {
   expect_refused("/dev/null", "a character device");
 }
