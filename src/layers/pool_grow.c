@@ -553,6 +553,9 @@ quay_status quay__pool_try(quay__pool *pool, quay__pool_attempt *first, quay__po
 
 quay_status quay__pool_grow(quay__pool *pool, const quay__pool_want *want,
                             quay__extent **out_extent) {
-  const quay_status status = quay__pool_try(pool, grow_once, take_or_grow, want, out_extent);
+  /* What can never be had is no reason to reserve addresses for it, or to give up what is kept. */
+  const quay_status status = want->size > pool->max_bytes
+                                 ? quay__pool_fail_limit(pool, want->size)
+                                 : quay__pool_try(pool, grow_once, take_or_grow, want, out_extent);
   return is_out_of_memory(status) ? fail_exhausted(pool, want) : status;
 }

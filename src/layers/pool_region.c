@@ -283,6 +283,8 @@ static quay_status direct_after_all(quay__pool *pool, const void *wanted,
 
 quay_status quay__pool_direct(quay__pool *pool, const quay_alloc_request *request,
                               quay__extent **out_taken) {
+  if (request->size > pool->max_bytes)
+    return quay__pool_fail_limit(pool, request->size);
   return quay__pool_try(pool, direct, direct_after_all, request, out_taken);
 }
 

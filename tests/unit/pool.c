@@ -379,6 +379,25 @@ Test(pool, its_limit_counts_blocks_that_it_does_not_carve) {
   quay_allocator_release(pool);
 }
 
+/* Addresses for it may not be there, which would be another error; and what is kept can't help. */
+Test(pool, more_than_its_limit_is_refused_at_once) {
+  quay_allocator *const pool = open_spec("pool:max=10MiB+cpu");
+  static const uint64_t alignments[] = {0, 8 * MIB};
+  quay_raw_buffer kept = allocate(pool, 5 * MIB);
+  quay_raw_buffer_free(&kept);
+  const uint64_t reserved = stats_of(pool).reserved_bytes;
+  cr_assert_geq(reserved, 5 * MIB);
+  for (size_t i = 0; i < sizeof alignments / sizeof alignments[0]; i++) {
+    const quay_alloc_options options = {.alignment = alignments[i]};
+    quay_raw_buffer raw;
+    CHECK_FAILS(quay_allocator_alloc(pool, INT64_MAX, &options, &raw), QUAY_STATUS_LIMIT_EXCEEDED);
+    CHECK_MESSAGE("10485760");
+    CHECK_FAILS(quay_allocator_alloc(pool, 11 * MIB, &options, &raw), QUAY_STATUS_LIMIT_EXCEEDED);
+    cr_assert_eq(stats_of(pool).reserved_bytes, reserved);
+  }
+  quay_allocator_release(pool);
+}
+
 Test(pool, a_share_of_the_device_is_a_limit) {
   quay_allocator *const pool = open_spec("pool:max=1%+cpu");
   quay_memory_info info;
