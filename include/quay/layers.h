@@ -27,10 +27,11 @@
  *     nth=N          the N-th matching call fails, the others succeed
  *     every=N        every N-th matching call fails
  *     on=KIND        which calls match: alloc, copy_in, copy_out, copy_within, copy (any of
- *                    the three), fill, or all; default alloc. A copy counts once on each side, as
- *                    copy_out at its source and copy_in at its destination (copy_within where both
- *                    are of one kind and device), a staged one, or one with a progress callback,
- *                    once for every chunk
+ *                    the three), fill, or all; default alloc, which the pages that a pool around
+ *                    the layer commits are, too (the pool tries again before it fails). A copy
+ *                    counts once on each side, as copy_out at its source and copy_in at its
+ *                    destination (copy_within where both are of one kind and device), a staged
+ *                    one, or one with a progress callback, once for every chunk
  *     status=NAME    the error: out_of_host_memory (default for alloc on host memory),
  *                    out_of_device_memory (default for alloc on a device), io (default for the
  *                    others), device_lost ... : a status code's name in lower case

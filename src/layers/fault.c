@@ -116,6 +116,14 @@ static quay_status fault_alloc(quay_allocator *allocator, const quay_alloc_reque
   return quay__alloc(allocator->inner, request, out_raw);
 }
 
+/* How a pool around the layer takes memory. */
+static quay_status fault_commit(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
+                                uint64_t size) {
+  QUAY_TRY(fault_pass(allocator, FAULT_ALLOC));
+  quay_allocator *inner = allocator->inner;
+  return inner->vtable.commit(inner, raw, offset, size);
+}
+
 static quay_status fault_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
                                  uint64_t offset, const void *source, uint64_t size) {
   QUAY_TRY(fault_pass(allocator, FAULT_COPY_IN));
@@ -246,6 +254,9 @@ static quay_allocator_vtable fault_vtable(const quay_allocator *inner) {
       .lend_async = fault_lend_async,
       .fill = fault_fill,
   };
+  if (inner->has_reserve) {
+    vtable.commit = fault_commit;
+  }
   if (inner->has_async) {
     vtable.copy_in_async = fault_copy_in_async;
     vtable.copy_out_async = fault_copy_out_async;

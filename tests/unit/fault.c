@@ -66,6 +66,34 @@ Test(fault, a_failure_says_that_it_is_on_purpose_and_which_call_it_was) {
   quay_allocator_release(allocator);
 }
 
+/* By pages on "cpu", by blocks on "mmap". */
+Test(fault, what_a_pool_around_it_takes_is_an_allocation) {
+  static const char *const specs[] = {"pool+fault:after=0+cpu", "pool+fault:after=0+mmap:/tmp"};
+  for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+    quay_allocator *allocator = open(specs[i]);
+    quay_raw_buffer raw;
+    CHECK_FAILS(quay_allocator_alloc(allocator, 10, NULL, &raw), QUAY_STATUS_OUT_OF_HOST_MEMORY);
+    CHECK_MESSAGE("failed on purpose (after=0)");
+    cr_expect_gt(counts_of(allocator).failed, 0);
+    quay_stats stats;
+    CHECK_OK(quay_allocator_stats(allocator, &stats));
+    cr_expect_eq(stats.reserved_bytes, 0);
+    quay_allocator_release(allocator);
+  }
+}
+
+Test(fault, a_pool_around_it_has_memory_once_no_call_fails_any_more) {
+  quay_allocator *allocator = open("pool+fault:every=1+cpu");
+  quay_raw_buffer raw;
+  CHECK_FAILS(quay_allocator_alloc(allocator, 10, NULL, &raw), QUAY_STATUS_OUT_OF_HOST_MEMORY);
+  quay_allocator_release(allocator);
+  allocator = open("pool+fault:nth=1+cpu");
+  CHECK_OK(quay_allocator_alloc(allocator, 10, NULL, &raw)); /* the pool tries once more */
+  cr_expect_eq(counts_of(allocator).failed, 1);
+  quay_raw_buffer_free(&raw);
+  quay_allocator_release(allocator);
+}
+
 Test(fault, a_failed_allocation_never_reaches_the_inner_allocator) {
   quay_allocator *allocator = open("fault:after=0+cpu");
   quay_raw_buffer raw;
