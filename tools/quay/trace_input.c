@@ -57,7 +57,10 @@ static int fill(trace_input *input, char *out_error) {
   } else if (code == Z_BUF_ERROR) {
     snprintf(out_error, TRACE_ERROR_SIZE, "the compressed file ends too early: it was cut off");
   } else {
-    snprintf(out_error, TRACE_ERROR_SIZE, "the compressed file is damaged: %s", text);
+    /* zlib puts what it knows of the file's name in front: "<fd:3>". */
+    const char *const colon = strstr(text, ": ");
+    snprintf(out_error, TRACE_ERROR_SIZE, "the compressed file is damaged: %s",
+             colon != NULL ? colon + 2 : text);
   }
   return -1;
 }
@@ -96,13 +99,15 @@ static int fill(trace_input *input, char *out_error) {
 
 #endif
 
-/* What else there is at a path: it would be waited for, perhaps for ever. NULL: a file, or a pipe
- * that a shell has made, such as standard input. */
+/* What else there is at a path: it can't be read, or would be waited for, perhaps for ever. NULL: a
+ * file, or a pipe that a shell has made, such as standard input. */
 static const char *other_kind(int file) {
   struct stat status;
   struct statfs where;
   if (fstat(file, &status) != 0)
     return NULL; /* reading will fail, too */
+  if (S_ISDIR(status.st_mode))
+    return "a directory";
   if (S_ISCHR(status.st_mode) || S_ISBLK(status.st_mode))
     return "a device";
   if (S_ISFIFO(status.st_mode) && fstatfs(file, &where) == 0 && where.f_type != UNNAMED_PIPE)
