@@ -113,8 +113,7 @@ static void plan_beside(cut wish, uint64_t most, quay__staging_plan *inout_plan)
   const uint32_t threads = quay__copy_threads_beside(inout_plan->threads);
   const uint64_t slots =
       quay__min(quay__min((uint64_t)wish.slots_per_thread * threads, most), QUAY__SLOTS_MAX);
-  if (slots / wish.slots_per_thread < inout_plan->threads)
-    return;
+  /* No fewer than there are: there is room for these. */
   inout_plan->threads_beside = (uint32_t)(slots / wish.slots_per_thread);
   inout_plan->slots_beside = inout_plan->threads_beside * wish.slots_per_thread;
 }

@@ -294,7 +294,7 @@ static quay_status identify(quay__mapping *mapping) {
   mapping->device = status.st_dev;
   mapping->inode = status.st_ino;
   mapping->file_size = (uint64_t)status.st_size;
-  return status.st_size == 0 ? check_empty(mapping) : QUAY_OK;
+  return QUAY_OK;
 }
 
 static quay_status check_window(const quay__mapping *mapping, uint64_t offset, uint64_t *length) {
@@ -334,7 +334,7 @@ quay_status quay__mapping_open(const char *path, const quay_map_options *options
     goto fail;
   }
   uint64_t length = options->length;
-  if (identify(mapping) != QUAY_OK)
+  if (identify(mapping) != QUAY_OK || check_empty(mapping) != QUAY_OK)
     goto fail;
   if (check_window(mapping, options->offset, &length) != QUAY_OK)
     goto fail;

@@ -93,6 +93,22 @@ Test(mmap_cold, what_is_in_the_page_cache_is_read_from_there_in_spite_of_direct_
   quay_buffer_release(file);
 }
 
+/* What comes before the first place that direct I/O can start from is read by another call. */
+Test(mmap_cold, an_error_of_the_disk_is_told_wherever_direct_io_meets_it) {
+  quay_buffer *file = map_direct(test_file("a", SIZE, 3));
+  unsigned char *memory = malloc(MIB);
+  atomic_store(&fake.mincore, NONE_THERE);
+  atomic_store(&fake.read_error, EIO);
+  for (uint64_t offset = 0; offset < 2; offset++) {
+    quay_buffer *window = NULL;
+    TEST_OK(quay_buffer_view(file, offset, MIB, &window));
+    test_expect_error(quay_buffer_copy_out(window, memory, MIB), QUAY_STATUS_IO, "EIO", "reading");
+    quay_buffer_release(window);
+  }
+  free(memory);
+  quay_buffer_release(file);
+}
+
 Test(mmap_cold, a_file_that_the_page_cache_cannot_keep_is_read_with_direct_io) {
   quay_buffer *file = map_huge();
   atomic_store(&fake.mincore, NONE_THERE);
