@@ -65,7 +65,7 @@ static uint64_t unit_of(const quay__pool *pool, quay__pool_arena arena) {
 }
 
 uint64_t quay__pool_least_commit(const quay__pool *pool, quay__pool_arena arena) {
-  if (atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
+  if (quay__pool_tally_read(&pool->starving, memory_order_relaxed) != 0)
     return pool->page;
   return pool->whole_pages ? unit_of(pool, arena) : pool->piece;
 }

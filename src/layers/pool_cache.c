@@ -226,7 +226,7 @@ QUAY__SELDOM static bool put_into_room(quay__pool *pool, quay__pool_cache *cache
 /* False: the thread keeps none, or not of this size. */
 QUAY__ALWAYS static inline bool cache_put(quay__pool *pool, quay__extent *extent) {
   quay__pool_cache *const cache = quay__pool_cache_of_thread(pool);
-  if (cache == NULL || atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
+  if (cache == NULL || quay__pool_tally_read(&pool->starving, memory_order_relaxed) != 0)
     return false;
   if (!is_small(pool, extent->size)) {
     if (extent->size > pool->recent_bytes)
@@ -250,7 +250,7 @@ QUAY__ALWAYS static inline bool cache_put(quay__pool *pool, quay__extent *extent
 
 static uint32_t batch_of(const quay__pool *pool, const quay__pool_want *want) {
   if (want->arena != QUAY__POOL_TINY || want->stream != 0 || pool->mode == QUAY__POOL_WHOLE ||
-      atomic_load_explicit(&pool->starving, memory_order_relaxed) != 0)
+      quay__pool_tally_read(&pool->starving, memory_order_relaxed) != 0)
     return 1;
   return (uint32_t)quay__max(1, quay__min(BATCH, BATCH_BYTES / want->size));
 }

@@ -496,11 +496,11 @@ static uint64_t given_so_far(quay__pool *pool) {
 /* Whether others had free memory in their hands; waits until they have none, but not after
  * `deadline`. */
 static bool had_moving(quay__pool *pool, uint64_t deadline) {
-  if (atomic_load_explicit(&pool->moving, memory_order_acquire) == 0)
+  if (quay__pool_tally_read(&pool->moving, memory_order_acquire) == 0)
     return false;
   do {
     quay__os_yield();
-  } while (atomic_load_explicit(&pool->moving, memory_order_acquire) != 0 &&
+  } while (quay__pool_tally_read(&pool->moving, memory_order_acquire) != 0 &&
            quay__os_nanoseconds() < deadline);
   return true;
 }
@@ -513,7 +513,7 @@ static quay_status rescue(quay__pool *pool, quay__pool_attempt *attempt, const v
   quay_status status;
   uint32_t round = 0;
   bool again;
-  atomic_fetch_add_explicit(&pool->starving, 1, memory_order_seq_cst);
+  quay__pool_tally_up(&pool->starving);
   do {
     const uint64_t given = given_so_far(pool);
     quay__pool_flush(pool);
@@ -523,7 +523,7 @@ static quay_status rescue(quay__pool *pool, quay__pool_attempt *attempt, const v
         is_out_of_memory(status) && ++round < ROUNDS &&
         (had_moving(pool, deadline) || quay__pool_has_kept(pool) || given_so_far(pool) != given);
   } while (again);
-  atomic_fetch_sub_explicit(&pool->starving, 1, memory_order_relaxed);
+  quay__pool_tally_down(&pool->starving, memory_order_relaxed);
   return status;
 }
 

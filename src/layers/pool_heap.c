@@ -22,7 +22,7 @@ uint32_t quay__pool_stream_set(const quay__pool *pool, uint64_t stream) {
 static uint32_t unused_slot(quay__pool *pool) {
   if (pool->stream_count < QUAY__POOL_STREAM_COUNT)
     return pool->stream_count++;
-  if (atomic_load_explicit(&pool->moving, memory_order_relaxed) != 0)
+  if (quay__pool_tally_read(&pool->moving, memory_order_relaxed) != 0)
     return QUAY__POOL_STREAM_COUNT;
   for (uint32_t i = 0; i < QUAY__POOL_STREAM_COUNT; i++) {
     uint64_t count = 0;

@@ -28,6 +28,7 @@
 #include <stdatomic.h>
 
 #include "core/allocator_impl.h"
+#include "core/lifecycle.h"
 #include "core/lock.h"
 #include "core/stream_impl.h"
 #include "core/thread.h"
@@ -127,15 +128,18 @@ typedef struct quay__pool_batch {
   uint32_t count;
 } quay__pool_batch;
 
+/* Calls under way, in the lower half; the upper one is the quay__fork_generation that they are
+ * counted in, since those of the threads that a fork leaves behind never end in the child. */
+typedef atomic_uint_fast64_t quay__pool_tally;
+
 typedef struct quay__pool {
   quay__pool_cache caches[QUAY__SHARD_COUNT - 1]; /* by quay__thread_shard() */
   quay_allocator *inner;                          /* the layer retains it */
   quay_allocator *allocator;                      /* the layer itself; not retained */
   atomic_uint_fast64_t generation;                /* of the device when it was looked at last */
   /* Allocations that find no memory: meanwhile threads keep nothing. And calls that have free
-   * memory in their hands, where those don't find it. In the child of a fork one may stay counted,
-   * which costs it the keeping, and time where there is no memory. */
-  atomic_uint starving, moving;
+   * memory in their hands, where those don't find it. */
+  quay__pool_tally starving, moving;
   uint64_t cache_bytes;   /* of each thread: what is small */
   uint64_t recent_bytes;  /* of each thread: what is large */
   uint64_t alignment;     /* of regions: larger ones are direct */
@@ -184,13 +188,33 @@ static inline quay__pool *quay__pool_of(const quay_allocator *allocator) {
   return allocator->self;
 }
 
+static inline uint32_t quay__pool_tally_read(const quay__pool_tally *tally, memory_order order) {
+  const uint64_t value = atomic_load_explicit(tally, order);
+  return value >> 32 == quay__fork_generation ? (uint32_t)value : 0;
+}
+
+static inline void quay__pool_tally_up(quay__pool_tally *tally) {
+  uint64_t value = atomic_load_explicit(tally, memory_order_relaxed);
+  while (value >> 32 != quay__fork_generation) {
+    if (atomic_compare_exchange_weak_explicit(tally, &value,
+                                              ((uint64_t)quay__fork_generation << 32) + 1,
+                                              memory_order_seq_cst, memory_order_relaxed))
+      return;
+  }
+  atomic_fetch_add_explicit(tally, 1, memory_order_seq_cst);
+}
+
+static inline void quay__pool_tally_down(quay__pool_tally *tally, memory_order order) {
+  atomic_fetch_sub_explicit(tally, 1, order);
+}
+
 /* Around having free memory in one's hands. */
 static inline void quay__pool_move_begin(quay__pool *pool) {
-  atomic_fetch_add_explicit(&pool->moving, 1, memory_order_seq_cst);
+  quay__pool_tally_up(&pool->moving);
 }
 
 static inline void quay__pool_move_end(quay__pool *pool) {
-  atomic_fetch_sub_explicit(&pool->moving, 1, memory_order_release);
+  quay__pool_tally_down(&pool->moving, memory_order_release);
 }
 
 static inline quay__pool_region *quay__pool_region_of(const quay__extent *taken) {

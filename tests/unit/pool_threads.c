@@ -8,7 +8,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/os.h"
 #include "layers/offset_allocator.h"
+#include "layers/pool_impl.h"
 #include "support/random.h"
 #include "support/status.h"
 
@@ -224,5 +226,30 @@ Test(pool_threads, a_child_of_a_fork_gets_no_block_that_is_too_small) {
   }
   atomic_store(&over, true);
   pthread_join(thread, NULL);
+  quay_allocator_release(pool);
+}
+
+/* Of what has free memory in its hands an allocation that finds none waits for a while. */
+Test(pool_threads, a_child_of_a_fork_does_not_wait_for_threads_that_it_has_not) {
+  CHECK_OK(quay_allocator_open("pool:max=1MiB+cpu", &pool));
+  quay_raw_buffer most, raw;
+  CHECK_OK(quay_allocator_alloc(pool, 768 * KIB, NULL, &most));
+  quay__pool_move_begin(quay__pool_of(pool)); /* as another thread would */
+  const pid_t child = fork();
+  cr_assert_geq(child, 0);
+  if (child == 0) {
+    const uint64_t begun = quay__os_nanoseconds();
+    bool none = true;
+    for (int i = 0; i < 10; i++)
+      none =
+          none && quay_allocator_alloc(pool, 512 * KIB, NULL, &raw) == QUAY_STATUS_LIMIT_EXCEEDED;
+    const bool quick = quay__os_nanoseconds() - begun < UINT64_C(1000000000);
+    _exit(none && quick ? 0 : 1);
+  }
+  int status = 0;
+  cr_assert_eq(waitpid(child, &status, 0), child);
+  quay__pool_move_end(quay__pool_of(pool));
+  cr_assert_eq(status, 0);
+  quay_raw_buffer_free(&most);
   quay_allocator_release(pool);
 }
