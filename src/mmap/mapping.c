@@ -274,7 +274,7 @@ fail:
 static quay_status check_empty(const quay__mapping *mapping) {
   unsigned char byte;
   struct stat status;
-  if (quay__os_pread(mapping->file, &byte, 1, 0) == 0 ||
+  if (mapping->file_size != 0 || quay__os_pread(mapping->file, &byte, 1, 0) == 0 ||
       quay__os_fstat(mapping->file, &status) != 0 || status.st_size != 0)
     return QUAY_OK;
   return quay_error_set(QUAY_STATUS_INVALID_ARGUMENT, QUAY__MMAP_NAME, 0, NULL,
