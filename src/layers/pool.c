@@ -109,12 +109,13 @@ static quay_status parse_keep(const quay_spec_args *args, settings *out_settings
                         "keep=%s in \"%s\" is not default or tight", value, args->spec);
 }
 
-/* "75%": of the device's memory, so that several processes can share it. False: it is no share. */
+/* "75%": of the device's memory, so that several processes can share it. False: it is no share.
+ * What is above 100 is told as such, however large. */
 static bool parse_share(const char *value, uint64_t *out_percent) {
   uint64_t percent = 0;
   size_t i = 0;
-  for (; value[i] >= '0' && value[i] <= '9' && i < 3; i++)
-    percent = percent * 10 + (uint64_t)(value[i] - '0');
+  for (; value[i] >= '0' && value[i] <= '9'; i++)
+    percent = quay__min(percent * 10 + (uint64_t)(value[i] - '0'), 1000);
   *out_percent = percent;
   return i > 0 && value[i] == '%' && value[i + 1] == '\0';
 }

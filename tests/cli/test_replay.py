@@ -115,6 +115,12 @@ class Replay(ReplayTest):
         self.assertEqual(figures["peak_live_bytes"], 4000)
         self.assertEqual(self.replay(path, on="fault:after=0+cpu")["failed"], 3)
 
+    def test_the_text_tells_what_the_first_failure_said(self):
+        path = self.trace(alloc(0x1000, 1000), alloc(0x2000, 20 << 20), alloc(0x3000, 30 << 20))
+        output = self.succeed("replay", path, "--on", "limit:1MiB+cpu")
+        self.assertRegex(output, r"\A3 events on limit:1MiB\+cpu, 2 allocations failed\n"
+                                 r"first:   [^\n]*20971520[^\n]*\npeak: ")
+
     def test_failures_of_the_second_pass_are_counted_too(self):
         path = self.trace(alloc(0x1000, 1000), alloc(0x2000, 2000))
         self.assertEqual(self.replay(path, on="fault:after=2+cpu")["failed"], 2)

@@ -72,6 +72,16 @@ Test(pool, a_bad_option_is_refused_and_quoted) {
   }
 }
 
+Test(pool, a_share_above_all_is_told_as_a_share_however_large) {
+  static const char *const specs[] = {"pool:max=1000%+cpu",
+                                      "pool:max=99999999999999999999999%+cpu"};
+  for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+    quay_allocator *pool = NULL;
+    CHECK_FAILS(quay_allocator_open(specs[i], &pool), QUAY_STATUS_INVALID_ARGUMENT);
+    CHECK_MESSAGE("a share is from 1% to 100%");
+  }
+}
+
 /* Memory that is used again. */
 
 Test(pool, freed_memory_is_handed_out_again) {

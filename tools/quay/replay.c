@@ -36,6 +36,8 @@ static exit_status print_as_text(size_t events, const char *spec, const replay_r
   text_of_size(result->peak_reserved_bytes, reserved);
   text_print(spec, name, sizeof name);
   printf("%zu events on %s, %" PRIu64 " allocations failed\n", events, name, result->failed);
+  if (result->failed != 0)
+    printf("first:   %s\n", result->first_failure);
   printf("peak:    %s live, %s reserved, ratio %.4f\n", live, reserved, ratio_of(result));
   printf("time:    %.1f ns an event, %.1f ns when warm\n", result->ns_per_event,
          result->ns_per_event_warm);

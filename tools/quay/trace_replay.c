@@ -123,6 +123,7 @@ typedef struct replay_pass {
   uint64_t live, peak_live, peak_reserved; /* bytes */
   uint64_t failed;
   double seconds;
+  char first_failure[sizeof((replay_result *)NULL)->first_failure];
 } replay_pass;
 
 static void touch_pages(void *memory, uint64_t size) {
@@ -163,7 +164,8 @@ static quay_status allocate(const replay *run, const replay_event *event, replay
   quay_raw_buffer *const block = &run->blocks[event->slot];
   const quay_alloc_options options = {.stream = stream};
   if (quay_allocator_alloc(run->allocator, event->size, &options, block) != QUAY_OK) {
-    pass->failed++;
+    if (pass->failed++ == 0)
+      snprintf(pass->first_failure, sizeof pass->first_failure, "%s", quay_last_error()->message);
     return QUAY_OK;
   }
   pass->live += event->size;
@@ -244,6 +246,8 @@ static quay_status run_passes(replay *run, replay_result *out) {
       .driver_seconds = (double)counts.nanoseconds * 1e-9,
       .failed = first.failed > warm.failed ? first.failed : warm.failed,
   };
+  snprintf(out->first_failure, sizeof out->first_failure, "%s",
+           first.failed != 0 ? first.first_failure : warm.first_failure);
   return clear(run);
 }
 

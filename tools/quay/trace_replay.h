@@ -34,6 +34,7 @@ typedef struct replay_result {
   uint64_t driver_calls;
   double driver_seconds;
   uint64_t failed;
+  char first_failure[512]; /* what the first allocation that failed said; "": none did */
 } replay_result;
 
 typedef enum replay_status {
