@@ -106,21 +106,22 @@ QUAY_API quay_device *quay_stream_device(const quay_stream *stream);
 QUAY_API uint64_t quay_stream_native(const quay_stream *stream);
 
 /* Waits until everything submitted to the stream is done.
- * Errors: INVALID_ARGUMENT (NULL); DEVICE_LOST.
+ * Errors: INVALID_ARGUMENT (NULL); UNSUPPORTED (the stream captures a graph); DEVICE_LOST.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_stream_synchronize(quay_stream *stream);
 
 /* Makes later work on `stream` wait for `event`, which may be of another stream or device. Does
  * not wait itself.
  * Errors: INVALID_ARGUMENT (NULL); UNSUPPORTED (the devices can't wait for each other: wait with
- * quay_event_synchronize()); DEVICE_LOST.
+ * quay_event_synchronize(); or the stream captures a graph); DEVICE_LOST.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_stream_wait(quay_stream *stream, quay_event *event);
 
 /* Events. */
 
 /* Records a new event after everything submitted to `stream` so far.
- * Errors: INVALID_ARGUMENT (NULL); DEVICE_LOST; OUT_OF_HOST_MEMORY.
+ * Errors: INVALID_ARGUMENT (NULL); UNSUPPORTED (the stream captures a graph); DEVICE_LOST;
+ * OUT_OF_HOST_MEMORY.
  * Ownership: the caller releases it.
  * Thread-safety: any thread. */
 QUAY_API QUAY_NODISCARD quay_status quay_event_record(quay_stream *stream, quay_event **out_event);

@@ -34,6 +34,7 @@ void test_files_begin(void) {
   snprintf(directory, sizeof directory, "%s/quay-test-XXXXXX", parent ? parent : "/tmp");
   cr_assert_not_null(mkdtemp(directory), "no directory %s: %s", directory, strerror(errno));
   cr_assert_eq(chmod(directory, 0755), 0);
+  quay_test_skip_ends_with(test_files_end);
 }
 
 void test_files_end(void) {

@@ -9,4 +9,8 @@
 void quay_test_skip(const char *target, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
+/* Criterion ends a skipped test without what its suite does afterwards: `end` is done before. It
+ * may be done twice. */
+void quay_test_skip_ends_with(void (*end)(void));
+
 #endif

@@ -16,10 +16,13 @@
 
 static char folder[256];
 
+static void remove_folder(void);
+
 static void make_folder(void) {
   const char *parent = getenv("TMPDIR");
   snprintf(folder, sizeof folder, "%s/quay-atomic-XXXXXX", parent != NULL ? parent : "/tmp");
   cr_assert_not_null(mkdtemp(folder));
+  quay_test_skip_ends_with(remove_folder);
   cr_assert_eq(chdir(folder), 0);
   umask(022);
 }
