@@ -253,3 +253,23 @@ Test(pool_threads, a_child_of_a_fork_does_not_wait_for_threads_that_it_has_not) 
   quay_raw_buffer_free(&most);
   quay_allocator_release(pool);
 }
+
+/* While another thread finds no memory, threads keep nothing. */
+Test(pool_threads, a_child_of_a_fork_keeps_what_it_frees_whoever_was_short_of_memory) {
+  CHECK_OK(quay_allocator_open("pool+cpu", &pool));
+  quay_raw_buffer raw;
+  CHECK_OK(quay_allocator_alloc(pool, 3000, NULL, &raw)); /* the thread has a stock from then on */
+  quay__pool_tally_up(&quay__pool_of(pool)->starving);    /* as another thread would */
+  const pid_t child = fork();
+  cr_assert_geq(child, 0);
+  if (child == 0) {
+    quay_raw_buffer_free(&raw);
+    _exit(quay__pool_has_kept(quay__pool_of(pool)) ? 0 : 1);
+  }
+  int status = 0;
+  cr_assert_eq(waitpid(child, &status, 0), child);
+  quay__pool_tally_down(&quay__pool_of(pool)->starving, memory_order_relaxed);
+  cr_assert_eq(status, 0);
+  quay_raw_buffer_free(&raw);
+  quay_allocator_release(pool);
+}
