@@ -9,13 +9,11 @@
 #include "core/lifecycle.h"
 #include "core/lock.h"
 #include "core/os.h"
+#include "core/path.h"
 #include "core/storage.h"
 #include "core/stream_impl.h"
 #include "core/vtable.h"
 #include "layers/forward.h"
-
-/* On the way of an allocation that is only a few dozen nanoseconds in all. */
-#define QUAY__ALWAYS __attribute__((always_inline))
 
 static quay_status check_desc(const quay_allocator_desc *desc) {
   const char *missing = NULL;
@@ -163,7 +161,7 @@ static uint64_t live_raw_buffers(const quay_allocator *allocator) {
 
 /* Released allocators with live raw buffers; guarded by QUAY__LOCK_LINGERING. */
 static quay_allocator *first_lingering;
-static atomic_uint lingering_count;
+atomic_uint quay__lingering_count;
 
 /* Takes an allocator, or any if it is NULL, off the list if it is on it and nothing of it is live.
  * It may be gone. */
@@ -174,7 +172,7 @@ static quay_allocator *take_over(const quay_allocator *wanted) {
     if ((wanted == NULL || *place == wanted) && live_raw_buffers(*place) == 0) {
       found = *place;
       *place = found->next_lingering;
-      atomic_fetch_sub_explicit(&lingering_count, 1, memory_order_relaxed);
+      atomic_fetch_sub_explicit(&quay__lingering_count, 1, memory_order_relaxed);
     } else {
       place = &(*place)->next_lingering;
     }
@@ -185,9 +183,7 @@ static quay_allocator *take_over(const quay_allocator *wanted) {
 
 /* After a raw buffer was counted as gone, from when on another thread may have destroyed a
  * lingering allocator: nothing of it is touched before it was found on the list. */
-static void end_if_over(const quay_allocator *allocator) {
-  if (atomic_load_explicit(&lingering_count, memory_order_relaxed) == 0)
-    return;
+void quay__allocator_end_if_over(const quay_allocator *allocator) {
   quay_allocator *const over = take_over(allocator);
   if (over != NULL)
     destroy(over);
@@ -207,9 +203,9 @@ static void linger(quay_allocator *allocator) {
   quay__global_acquire(QUAY__LOCK_LINGERING);
   allocator->next_lingering = first_lingering;
   first_lingering = allocator;
-  atomic_fetch_add_explicit(&lingering_count, 1, memory_order_seq_cst);
+  atomic_fetch_add_explicit(&quay__lingering_count, 1, memory_order_seq_cst);
   quay__global_release(QUAY__LOCK_LINGERING);
-  end_if_over(allocator);
+  quay__allocator_look_if_over(allocator);
 }
 
 void quay_allocator_release(quay_allocator *allocator) {
@@ -308,32 +304,42 @@ _Static_assert(
             offsetof(quay_alloc_options, exportable) - offsetof(quay_alloc_options, zeroed),
     "the switches are in the same order");
 
-static quay_status check_options(const quay_allocator *allocator,
-                                 const quay_alloc_options *options) {
-  if (options->alignment != 0 &&
-      (!quay__is_power_of_two(options->alignment) || options->alignment > QUAY_ALIGNMENT_MAX)) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "an alignment of %llu is no power of two from 1 to %llu bytes",
-                      (unsigned long long)options->alignment, QUAY_ALIGNMENT_MAX);
-  }
-  if (options->stream != NULL && quay_stream_device(options->stream) != allocator->device) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "the stream is of device %s, the allocator %s of device %s",
-                      quay_device_name(quay_stream_device(options->stream)), allocator->spec,
-                      allocator->device->name);
-  }
-  return options->stream != NULL ? quay__stream_check(options->stream) : QUAY_OK;
+QUAY__SELDOM static quay_status fail_size(uint64_t size) {
+  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                    "an allocation of %llu bytes is above the most that can be asked for, "
+                    "2^63-1 bytes",
+                    (unsigned long long)size);
 }
 
-quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t size,
-                                     const quay_alloc_options *options,
-                                     quay_alloc_request *out_request) {
-  if (size > INT64_MAX) {
-    return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
-                      "an allocation of %llu bytes is above the most that can be asked for, "
-                      "2^63-1 bytes",
-                      (unsigned long long)size);
-  }
+QUAY__SELDOM static quay_status fail_alignment(uint64_t alignment) {
+  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                    "an alignment of %llu is no power of two from 1 to %llu bytes",
+                    (unsigned long long)alignment, QUAY_ALIGNMENT_MAX);
+}
+
+QUAY__SELDOM static quay_status fail_stream(const quay_allocator *allocator,
+                                            const quay_stream *stream) {
+  return quay__fail(QUAY_STATUS_INVALID_ARGUMENT,
+                    "the stream is of device %s, the allocator %s of device %s",
+                    quay_device_name(stream->device), allocator->spec, allocator->device->name);
+}
+
+QUAY__ALWAYS static inline quay_status check_options(const quay_allocator *allocator,
+                                                     const quay_alloc_options *options) {
+  if (options->alignment != 0 &&
+      (!quay__is_power_of_two(options->alignment) || options->alignment > QUAY_ALIGNMENT_MAX))
+    return fail_alignment(options->alignment);
+  if (options->stream == NULL)
+    return QUAY_OK;
+  return options->stream->device == allocator->device ? quay__stream_check(options->stream)
+                                                      : fail_stream(allocator, options->stream);
+}
+
+QUAY__ALWAYS static inline quay_status make_request(const quay_allocator *allocator, uint64_t size,
+                                                    const quay_alloc_options *options,
+                                                    quay_alloc_request *out_request) {
+  if (size > INT64_MAX)
+    return fail_size(size);
   *out_request = (quay_alloc_request){.size = size, .alignment = allocator->alignment};
   if (options == NULL)
     return QUAY_OK;
@@ -343,6 +349,12 @@ quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t s
   memcpy(&out_request->zeroed, &options->zeroed, 8);
   out_request->stream = options->stream;
   return QUAY_OK;
+}
+
+quay_status quay__alloc_request_make(const quay_allocator *allocator, uint64_t size,
+                                     const quay_alloc_options *options,
+                                     quay_alloc_request *out_request) {
+  return make_request(allocator, size, options, out_request);
 }
 
 /* Memory that was allocated in the order of a stream is there only for that stream. */
@@ -374,8 +386,16 @@ static quay_status zero(quay_allocator *allocator, quay_raw_buffer *raw, quay_st
   return QUAY_OK;
 }
 
-quay_status quay__alloc(quay_allocator *allocator, const quay_alloc_request *request,
-                        quay_raw_buffer *out_raw) {
+/* Off the path of what succeeds, so that this needs no room for it. */
+QUAY__SELDOM static quay_status fail_alloc(quay_allocator *allocator, quay_status status,
+                                           quay_raw_buffer *out_raw) {
+  quay__statistics_failure(&allocator->statistics);
+  memset(out_raw, 0, sizeof *out_raw);
+  return status;
+}
+
+QUAY__ALWAYS static inline quay_status
+alloc(quay_allocator *allocator, const quay_alloc_request *request, quay_raw_buffer *out_raw) {
   memset(out_raw, 0, sizeof *out_raw);
   quay_status status = quay__device_check(allocator->device);
   if (status == QUAY_OK)
@@ -383,17 +403,18 @@ quay_status quay__alloc(quay_allocator *allocator, const quay_alloc_request *req
   if (status == QUAY_OK) {
     out_raw->size = request->size;
     out_raw->owner = allocator;
-    if (request->zeroed && (out_raw->flags & QUAY_RAW_ZEROED) == 0) {
+    if (request->zeroed && (out_raw->flags & QUAY_RAW_ZEROED) == 0)
       status = zero(allocator, out_raw, request->stream);
-    }
   }
-  if (status != QUAY_OK) {
-    quay__statistics_failure(&allocator->statistics);
-    memset(out_raw, 0, sizeof *out_raw);
-    return status;
-  }
+  if (status != QUAY_OK)
+    return fail_alloc(allocator, status, out_raw);
   quay__statistics_alloc(&allocator->statistics, request->size);
   return QUAY_OK;
+}
+
+quay_status quay__alloc(quay_allocator *allocator, const quay_alloc_request *request,
+                        quay_raw_buffer *out_raw) {
+  return alloc(allocator, request, out_raw);
 }
 
 quay_status quay__reserve(quay_allocator *allocator, uint64_t size, uint64_t alignment,
@@ -414,21 +435,11 @@ quay_status quay__reserve(quay_allocator *allocator, uint64_t size, uint64_t ali
   return QUAY_OK;
 }
 
-QUAY__ALWAYS static inline quay_status alloc_from(quay_allocator *allocator, uint64_t size,
-                                                  const quay_alloc_options *options,
-                                                  quay_raw_buffer *out_raw) {
-  quay_alloc_request request;
-  quay_status made = quay__alloc_request_make(allocator, size, options, &request);
-  if (made != QUAY_OK) {
-    memset(out_raw, 0, sizeof *out_raw);
-    return made;
-  }
-  QUAY_TRY(quay__alloc_reaping(allocator, &request, out_raw));
-  if (!request.zeroed || request.stream == NULL || !allocator->has_async)
-    return QUAY_OK;
-  /* Nobody records the library's own fill for a raw buffer, which may be freed at once; and the
-   * memory must not serve for anything else while it is under way. */
-  const quay_status status = quay__stream_drain(request.stream);
+/* Nobody records the library's own fill for a raw buffer, which may be freed at once; and the
+ * memory must not serve for anything else while it is under way. */
+QUAY__SELDOM static quay_status drain_zeroed(quay_allocator *allocator, quay_stream *stream,
+                                             quay_raw_buffer *out_raw) {
+  const quay_status status = quay__stream_drain(stream);
   if (status != QUAY_OK) {
     quay__free(allocator, out_raw, NULL, 0);
     memset(out_raw, 0, sizeof *out_raw);
@@ -436,39 +447,46 @@ QUAY__ALWAYS static inline quay_status alloc_from(quay_allocator *allocator, uin
   return status;
 }
 
+QUAY__ALWAYS static inline quay_status alloc_from(quay_allocator *allocator, uint64_t size,
+                                                  const quay_alloc_options *options,
+                                                  quay_raw_buffer *out_raw) {
+  quay_alloc_request request;
+  const quay_status made = make_request(allocator, size, options, &request);
+  if (made != QUAY_OK) {
+    memset(out_raw, 0, sizeof *out_raw);
+    return made;
+  }
+  const quay_status status = quay__retired_any()
+                                 ? quay__alloc_or_collect(allocator, &request, out_raw)
+                                 : alloc(allocator, &request, out_raw);
+  if (status == QUAY_OK && request.zeroed && request.stream != NULL && allocator->has_async)
+    return drain_zeroed(allocator, request.stream, out_raw);
+  return status;
+}
+
+/* The caller keeps its own reference as long as the memory lives. */
+QUAY__SELDOM static quay_status alloc_from_default(uint64_t size, const quay_alloc_options *options,
+                                                   quay_raw_buffer *out_raw) {
+  quay_allocator *allocator;
+  memset(out_raw, 0, sizeof *out_raw);
+  QUAY_TRY(quay_default_allocator_get(&allocator));
+  const quay_status status = alloc_from(allocator, size, options, out_raw);
+  quay_allocator_release(allocator);
+  return status;
+}
+
 quay_status quay_allocator_alloc(quay_allocator *allocator, uint64_t size,
                                  const quay_alloc_options *options, quay_raw_buffer *out_raw) {
   QUAY__MARK_CALLER();
-  if (out_raw == NULL) {
+  if (out_raw == NULL)
     return quay__fail(QUAY_STATUS_INVALID_ARGUMENT, "quay_allocator_alloc: out_raw is NULL");
-  }
-  quay_allocator *resolved = NULL; /* the caller keeps its own as long as the memory lives */
-  if (allocator == NULL) {
-    memset(out_raw, 0, sizeof *out_raw);
-    QUAY_TRY(quay_default_allocator_get(&resolved));
-    allocator = resolved;
-  }
-  const quay_status status = alloc_from(allocator, size, options, out_raw);
-  if (resolved != NULL)
-    quay_allocator_release(resolved);
-  return status;
+  return allocator != NULL ? alloc_from(allocator, size, options, out_raw)
+                           : alloc_from_default(size, options, out_raw);
 }
 
 void quay__free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
                 size_t count) {
-  const uint64_t size = (raw->flags & QUAY__RAW_RESERVED) != 0 ? 0 : raw->size;
-  quay__error_shield();
-  allocator->vtable.free(allocator, raw, pending, count);
-  quay__error_unshield();
-  const bool refused = (raw->flags & QUAY__RAW_REFUSED) != 0;
-  memset(raw, 0, sizeof *raw);
-  if (refused) {
-    raw->flags = QUAY__RAW_REFUSED;
-    quay__statistics_error(&allocator->statistics);
-    return;
-  }
-  quay__statistics_free(&allocator->statistics, size);
-  end_if_over(allocator);
+  quay__free_inline(allocator, raw, pending, count);
 }
 
 quay_status quay__release(quay_allocator *allocator, quay_raw_buffer *raw,
@@ -476,7 +494,7 @@ quay_status quay__release(quay_allocator *allocator, quay_raw_buffer *raw,
   const uint64_t size = (raw->flags & QUAY__RAW_RESERVED) != 0 ? 0 : raw->size;
   QUAY_TRY(allocator->vtable.release(allocator, raw, out_memory));
   quay__statistics_free(&allocator->statistics, size);
-  end_if_over(allocator);
+  quay__allocator_look_if_over(allocator);
   return QUAY_OK;
 }
 
@@ -486,7 +504,7 @@ void quay__adopted_add(quay_allocator *allocator) {
 
 void quay__adopted_remove(quay_allocator *allocator) {
   atomic_fetch_sub_explicit(&allocator->adopted, 1, memory_order_acq_rel);
-  end_if_over(allocator);
+  quay__allocator_look_if_over(allocator);
 }
 
 /* Statistics and the rest. */

@@ -85,7 +85,7 @@ void quay_raw_buffer_free(quay_raw_buffer *raw) {
     free_adopted(raw);
     return;
   }
-  quay__free(raw->owner, raw, NULL, 0);
+  quay__free_inline(raw->owner, raw, NULL, 0);
   raw->flags = 0; /* the mark of a free that was refused, if any; all else is 0 */
 }
 

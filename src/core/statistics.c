@@ -57,6 +57,30 @@ void quay__statistics_look(quay__statistics *statistics, quay__stats_shard *shar
   (void)raise_peak(statistics);
 }
 
+void quay__statistics_alloc_shared(quay__statistics *statistics, uint64_t size) {
+  const uint32_t index = quay__thread_shard();
+  if (index < QUAY__SHARD_COUNT - 1) {
+    quay__statistics_alloc(statistics, size);
+    return;
+  }
+  quay__stats_shard *const shard = &statistics->shards[index];
+  quay__statistics_bump(&shard->live_bytes, size, true);
+  quay__statistics_bump(&shard->alloc_count, 1, true);
+  if (quay__statistics_is_due(statistics, shard, size, true))
+    quay__statistics_look(statistics, shard);
+}
+
+void quay__statistics_free_shared(quay__statistics *statistics, uint64_t size) {
+  const uint32_t index = quay__thread_shard();
+  if (index < QUAY__SHARD_COUNT - 1) {
+    quay__statistics_free(statistics, size);
+    return;
+  }
+  quay__stats_shard *const shard = &statistics->shards[index];
+  quay__statistics_bump(&shard->live_bytes, 0 - size, true);
+  atomic_fetch_add_explicit(&shard->free_count, 1, memory_order_release);
+}
+
 void quay__statistics_failure(quay__statistics *statistics) {
   const uint32_t index = quay__thread_shard();
   quay__statistics_bump(&statistics->shards[index].failure_count, 1,

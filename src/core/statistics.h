@@ -58,27 +58,33 @@ static inline bool quay__statistics_is_due(const quay__statistics *statistics,
                    atomic_load_explicit(&shard->high, memory_order_relaxed)) > 0;
 }
 
+/* For a thread that shares its shard, or has none yet. */
+void quay__statistics_alloc_shared(quay__statistics *statistics, uint64_t size);
+void quay__statistics_free_shared(quay__statistics *statistics, uint64_t size);
+
 static inline void quay__statistics_alloc(quay__statistics *statistics, uint64_t size) {
-  const uint32_t index = quay__thread_shard();
-  const bool shared = index == QUAY__SHARD_COUNT - 1;
+  const uint32_t index = quay__thread_own_shard();
+  if (__builtin_expect(index >= QUAY__SHARD_COUNT - 1, false)) {
+    quay__statistics_alloc_shared(statistics, size);
+    return;
+  }
   quay__stats_shard *const shard = &statistics->shards[index];
-  quay__statistics_bump(&shard->live_bytes, size, shared);
-  quay__statistics_bump(&shard->alloc_count, 1, shared);
-  if (__builtin_expect(quay__statistics_is_due(statistics, shard, size, shared), 0))
+  quay__statistics_bump(&shard->live_bytes, size, false);
+  quay__statistics_bump(&shard->alloc_count, 1, false);
+  if (__builtin_expect(quay__statistics_is_due(statistics, shard, size, false), false))
     quay__statistics_look(statistics, shard);
 }
 
 /* The number of frees comes last, and with it all that the thread did: of an allocator that lingers
  * somebody may end it from then on, who has seen by that number that nothing is live. */
 static inline void quay__statistics_free(quay__statistics *statistics, uint64_t size) {
-  const uint32_t index = quay__thread_shard();
-  const bool shared = index == QUAY__SHARD_COUNT - 1;
-  quay__stats_shard *const shard = &statistics->shards[index];
-  quay__statistics_bump(&shard->live_bytes, 0 - size, shared);
-  if (shared) {
-    atomic_fetch_add_explicit(&shard->free_count, 1, memory_order_release);
+  const uint32_t index = quay__thread_own_shard();
+  if (__builtin_expect(index >= QUAY__SHARD_COUNT - 1, false)) {
+    quay__statistics_free_shared(statistics, size);
     return;
   }
+  quay__stats_shard *const shard = &statistics->shards[index];
+  quay__statistics_bump(&shard->live_bytes, 0 - size, false);
   const uint64_t count = atomic_load_explicit(&shard->free_count, memory_order_relaxed);
   atomic_store_explicit(&shard->free_count, count + 1, memory_order_release);
 }

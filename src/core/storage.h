@@ -92,14 +92,17 @@ extern atomic_uint quay__retired_count;
 quay_status quay__alloc_or_collect(quay_allocator *allocator, const quay_alloc_request *request,
                                    quay_raw_buffer *out_raw);
 
+static inline bool quay__retired_any(void) {
+  return __builtin_expect(atomic_load_explicit(&quay__retired_count, memory_order_relaxed) != 0,
+                          false);
+}
+
 /* quay__alloc(), and once more if it finds no memory and retired storages can be freed. */
 static inline quay_status quay__alloc_reaping(quay_allocator *allocator,
                                               const quay_alloc_request *request,
                                               quay_raw_buffer *out_raw) {
-  if (__builtin_expect(atomic_load_explicit(&quay__retired_count, memory_order_relaxed) != 0,
-                       false))
-    return quay__alloc_or_collect(allocator, request, out_raw);
-  return quay__alloc(allocator, request, out_raw);
+  return quay__retired_any() ? quay__alloc_or_collect(allocator, request, out_raw)
+                             : quay__alloc(allocator, request, out_raw);
 }
 
 /* Frees retired storages whose work is done, and returns their bytes. Keeps the thread's error. */

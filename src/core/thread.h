@@ -6,17 +6,25 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/path.h"
+
 /* Shards of a counter. Threads 0 to QUAY__SHARD_COUNT - 2 have a shard of their own; the rest share
  * the last one. */
 #define QUAY__SHARD_COUNT 32u
 
-extern _Thread_local uint32_t quay__thread_shard_plus_one;
+extern QUAY__NEAR _Thread_local uint32_t quay__thread_shard_plus_one;
 uint32_t quay__thread_shard_slow(void);
 
 /* The calling thread's shard, less than QUAY__SHARD_COUNT. It is given back at the thread's end. */
 static inline uint32_t quay__thread_shard(void) {
   const uint32_t plus_one = quay__thread_shard_plus_one;
   return plus_one != 0 ? plus_one - 1 : quay__thread_shard_slow();
+}
+
+/* The calling thread's, if it has one of its own already; else no number of one: not less than
+ * QUAY__SHARD_COUNT - 1. */
+static inline uint32_t quay__thread_own_shard(void) {
+  return quay__thread_shard_plus_one - 1;
 }
 
 /* Shards below this number were a thread's own at some time; the shared last one is not among them.
@@ -52,7 +60,7 @@ typedef struct quay__thread_place {
   const char *file;
   int line;
 } quay__thread_place;
-extern _Thread_local quay__thread_place quay__place;
+extern QUAY__NEAR _Thread_local quay__thread_place quay__place;
 
 /* At the start of each public function that may allocate. */
 #define QUAY__MARK_CALLER() ((void)(quay__place.caller = __builtin_return_address(0)))

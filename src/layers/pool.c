@@ -20,7 +20,7 @@
 #define HOST_PIECE    ((uint64_t)32 << 10)
 #define LEAST_RESERVE (16 * GIB)
 #define MOST_RESERVE  (1024 * GIB)
-/* What a thread keeps of small and, where there is as much eight times, of large blocks. */
+/* What a thread keeps of small blocks, each at most a quarter of that, and, where there is as much eight times, of large blocks. */
 #define CACHE_BYTES  MIB
 #define RECENT_BYTES (512 * MIB)
 
@@ -254,6 +254,7 @@ static quay__pool *make_pool(const settings *from, quay_allocator *inner) {
   pool->device_bytes = device_bytes(inner);
   pool->recent_bytes = quay__min(RECENT_BYTES, quay__min(pool->max_bytes, pool->device_bytes) / 8);
   set_mode(pool, inner);
+  pool->short_way = pool->mode != QUAY__POOL_WHOLE && !pool->poisons;
   quay__lock_init(&pool->lock);
   pool->spins = (quay__spin_set){
       .first = &pool->caches[0].lock,

@@ -5,16 +5,13 @@
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "core/path.h"
 #include "layers/pool_impl.h"
-
-/* Off the hot path, which then needs no room on the stack for it; and on it. */
-#define QUAY__SELDOM __attribute__((noinline, cold))
-#define QUAY__ALWAYS __attribute__((always_inline))
 
 enum {
   BATCH = 16, /* extents that are taken at once for what is small */
   BATCH_BYTES = 16 << 10,
-  LOOKS = 4, /* blocks of a class: what is the matter with one is with most */
+  LOOKS = 8, /* blocks of a size: what is the matter with one is with most */
 };
 
 /* Sizes. */
@@ -33,7 +30,8 @@ static uint64_t round_to_class(uint64_t granules) {
 
 /* The core lets sizes up to 2^63 - 1 through. What would be rounded to more is left a little too
  * small: it is not to be had anyway, and the error is the inner allocator's. */
-static quay__pool_want want_of(const quay__pool *pool, const quay_alloc_request *request) {
+QUAY__ALWAYS static inline quay__pool_want want_of(const quay__pool *pool,
+                                                   const quay_alloc_request *request) {
   quay__pool_want want = {.alignment = request->alignment};
   const uint32_t log2 = pool->granule_log2;
   const uint64_t size = quay__max(request->size, 1);
@@ -55,139 +53,131 @@ static quay__pool_want want_of(const quay__pool *pool, const quay_alloc_request 
 /* What the thread keeps. */
 
 /* Whether what one work may still use is good for another: of the same stream it is. */
-static bool is_usable(quay__pool *pool, const quay__extent *extent, const quay__pool_want *want) {
+QUAY__ALWAYS static inline bool is_usable(quay__pool *pool, const quay__extent *extent,
+                                          const quay__pool_want *want) {
   const quay_event *const event = extent->user;
   return (event == NULL || (want->stream != 0 && event->stream_id == want->stream)) &&
          (extent->offset & (want->alignment - 1)) == 0 &&
          quay__pool_is_current(pool, quay__pool_region_of(extent));
 }
 
-/* NULL: it is empty. */
-static quay__extent *take_out(quay__pool_place *place) {
-  if (atomic_load_explicit(place, memory_order_relaxed) == NULL)
-    return NULL;
-  return atomic_exchange_explicit(place, NULL, memory_order_acquire);
-}
-
 /* Into an empty place. */
-static void put_into(quay__pool_place *place, quay__extent *extent) {
-  atomic_store_explicit(place, extent, memory_order_release);
+static void put_into(quay__pool_place *place, quay__extent *extent, uint64_t size) {
+  place->size = size;
+  atomic_store_explicit(&place->extent, extent, memory_order_release);
 }
 
-static uint32_t count_of(const atomic_uchar *count) {
-  return atomic_load_explicit(count, memory_order_relaxed);
+static uint32_t count_of(const quay__pool_stock *stock, uint32_t number) {
+  return atomic_load_explicit(&stock->counts[number], memory_order_relaxed);
 }
 
-static void set_count(atomic_uchar *count, uint32_t value) {
-  atomic_store_explicit(count, (unsigned char)value, memory_order_relaxed);
+static void set_count(quay__pool_stock *stock, uint32_t number, uint32_t value) {
+  atomic_store_explicit(&stock->counts[number], (unsigned char)value, memory_order_relaxed);
 }
 
 static quay__pool_stock *stock_of(const quay__pool_cache *cache) {
   return atomic_load_explicit(&cache->stock, memory_order_relaxed);
 }
 
-static quay__extent *take_class(quay__pool *pool, quay__pool_cache *cache, quay__pool_stock *stock,
-                                const quay__pool_want *want) {
-  const uint32_t number = quay__pool_class_of(want->size >> pool->granule_log2);
-  quay__pool_place *const places = stock->classes[number];
-  uint32_t count = count_of(&stock->class_count[number]);
+/* Of a place whose size is right what is in it, if it is of use. `*out_gone`: nothing is. */
+QUAY__ALWAYS static inline quay__extent *take_usable(quay__pool *pool, quay__pool_place *place,
+                                                     const quay__pool_want *want, bool *out_gone) {
+  quay__extent *const extent = quay__pool_take_out(place);
+  *out_gone = extent == NULL;
+  if (extent == NULL || is_usable(pool, extent, want))
+    return extent;
+  put_into(place, extent, want->size);
+  return NULL;
+}
+
+/* What is small, if it is there at once: the one of its size that was put last. */
+QUAY__ALWAYS static inline quay__extent *take_last(quay__pool *pool, const quay__pool_want *want) {
+  quay__pool_cache *const cache = quay__pool_cache_at_once(pool);
+  quay__pool_stock *const stock = cache != NULL ? stock_of(cache) : NULL;
+  if (stock == NULL)
+    return NULL;
+  const uint32_t number = quay__pool_list_number(pool, want->size);
+  const uint32_t count = count_of(stock, number);
+  if (count == 0)
+    return NULL;
+  quay__pool_place *const last = &quay__pool_list_numbered(stock, number)[count - 1];
+  if (last->size != want->size)
+    return NULL;
+  bool gone;
+  quay__extent *const extent = take_usable(pool, last, want, &gone);
+  if (extent == NULL)
+    return NULL;
+  set_count(stock, number, count - 1);
+  cache->bytes -= want->size;
+  return extent;
+}
+
+/* Any other one. */
+static quay__extent *take_earlier(quay__pool *pool, quay__pool_cache *cache,
+                                  quay__pool_stock *stock, const quay__pool_want *want) {
+  const uint32_t number = quay__pool_list_number(pool, want->size);
+  quay__pool_place *const places = quay__pool_list_numbered(stock, number);
+  uint32_t count = count_of(stock, number);
   quay__extent *found = NULL;
   for (uint32_t i = count, looks = 0; i-- > 0 && looks < LOOKS && found == NULL;) {
-    quay__extent *const extent = take_out(&places[i]);
-    if (extent != NULL && !is_usable(pool, extent, want)) {
-      put_into(&places[i], extent);
+    if (places[i].size != want->size)
+      continue;
+    bool gone;
+    found = take_usable(pool, &places[i], want, &gone);
+    if (found == NULL && !gone) {
       looks++;
       continue;
     }
     /* This one, or one that others have taken: the last fills the place. */
-    found = extent;
     if (i < --count)
-      put_into(&places[i], take_out(&places[count]));
+      put_into(&places[i], quay__pool_take_out(&places[count]), places[count].size);
     cache->bytes -= want->size;
   }
-  set_count(&stock->class_count[number], count);
-  return found;
-}
-
-static quay__extent *take_bucket(quay__pool *pool, quay__pool_cache *cache, quay__pool_stock *stock,
-                                 const quay__pool_want *want) {
-  const uint32_t number = quay__pool_bucket_of(want->size >> pool->granule_log2);
-  quay__pool_place *const places = stock->buckets[number];
-  uint64_t *const sizes = stock->sizes[number];
-  uint32_t count = count_of(&stock->bucket_count[number]);
-  quay__extent *found = NULL;
-  for (uint32_t i = count; i-- > 0 && found == NULL;) {
-    if (sizes[i] != want->size)
-      continue;
-    quay__extent *const extent = take_out(&places[i]);
-    if (extent != NULL && !is_usable(pool, extent, want)) {
-      put_into(&places[i], extent);
-      continue;
-    }
-    found = extent;
-    if (i < --count) {
-      sizes[i] = sizes[count]; /* before there is anything to it, for a child of a fork */
-      put_into(&places[i], take_out(&places[count]));
-    }
-    cache->bytes -= want->size;
-  }
-  set_count(&stock->bucket_count[number], count);
+  set_count(stock, number, count);
   return found;
 }
 
 static quay__extent *take_recent(quay__pool *pool, quay__pool_cache *cache,
                                  const quay__pool_want *want) {
   for (uint32_t i = 0; i < cache->recent_used; i++) {
-    if (cache->recent_sizes[i] != want->size)
+    if (cache->recent[i].size != want->size)
       continue;
-    quay__extent *const extent = take_out(&cache->recent[i]);
+    bool gone;
+    quay__extent *const extent = take_usable(pool, &cache->recent[i], want, &gone);
     if (extent == NULL)
       continue;
-    if (is_usable(pool, extent, want)) {
-      cache->hits++;
-      cache->recent_bytes -= quay__min(want->size, cache->recent_bytes);
-      return extent;
-    }
-    put_into(&cache->recent[i], extent);
+    cache->hits++;
+    cache->recent_bytes -= quay__min(want->size, cache->recent_bytes);
+    return extent;
   }
   return NULL;
 }
 
-static bool is_small(const quay__pool *pool, uint64_t size) {
-  return size <= pool->cache_bytes / 4;
-}
-
-static quay__extent *cache_take(quay__pool *pool, const quay__pool_want *want) {
+/* What take_last() did not find. */
+static quay__extent *cache_search(quay__pool *pool, const quay__pool_want *want) {
   quay__pool_cache *const cache = quay__pool_cache_of_thread(pool);
   if (cache == NULL)
     return NULL;
-  if (!is_small(pool, want->size))
+  if (want->size > QUAY__POOL_STOCK_BYTES)
     return take_recent(pool, cache, want);
   quay__pool_stock *const stock = stock_of(cache);
-  if (stock == NULL)
-    return NULL;
-  return want->size <= QUAY__POOL_TINY_BYTES ? take_class(pool, cache, stock, want)
-                                             : take_bucket(pool, cache, stock, want);
+  return stock != NULL ? take_earlier(pool, cache, stock, want) : NULL;
 }
 
 /* False: there is no room, or too much is kept. */
 QUAY__ALWAYS static inline bool put_small(quay__pool *pool, quay__pool_cache *cache,
                                           quay__pool_stock *stock, uint64_t most_bytes,
                                           quay__extent *extent) {
-  const uint32_t number = quay__pool_list_number(pool, extent->size);
-  const quay__pool_list into = quay__pool_list_numbered(pool, stock, number);
-  uint32_t count = count_of(into.count);
-  /* What a thread was about to count when another one forked: in the child nobody did. */
-  while (count < into.depth &&
-         atomic_load_explicit(&into.places[count], memory_order_relaxed) != NULL)
-    count++;
-  if (count == into.depth || cache->bytes + extent->size > most_bytes)
+  const uint64_t size = extent->size;
+  const uint32_t number = quay__pool_list_number(pool, size);
+  const uint32_t count = count_of(stock, number);
+  quay__pool_place *const place = &quay__pool_list_numbered(stock, number)[count];
+  if (count == quay__pool_list_depth(number) || cache->bytes + size > most_bytes ||
+      atomic_load_explicit(&place->extent, memory_order_relaxed) != NULL)
     return false;
-  if (into.sizes != NULL)
-    into.sizes[count] = extent->size;
-  cache->bytes += extent->size;
-  put_into(&into.places[count], extent);
-  set_count(into.count, count + 1);
+  cache->bytes += size;
+  put_into(place, extent, size);
+  set_count(stock, number, count + 1);
   return true;
 }
 
@@ -200,40 +190,58 @@ QUAY__SELDOM static void give_recent(quay__pool *pool, quay__pool_cache *cache) 
   quay__pool_move_end(pool);
 }
 
-/* Of at most `recent_bytes`. */
-static void put_recent(quay__pool *pool, quay__pool_cache *cache, quay__extent *extent) {
+/* False: it is too large. */
+static bool put_recent(quay__pool *pool, quay__pool_cache *cache, quay__extent *extent) {
+  const uint64_t size = extent->size;
+  if (size > pool->recent_bytes)
+    return false;
   uint32_t i = 0;
   while (i < cache->recent_used &&
-         atomic_load_explicit(&cache->recent[i], memory_order_relaxed) != NULL)
+         atomic_load_explicit(&cache->recent[i].extent, memory_order_relaxed) != NULL)
     i++;
-  if (i == QUAY__POOL_RECENT || cache->recent_bytes > pool->recent_bytes - extent->size) {
+  if (i == QUAY__POOL_RECENT || cache->recent_bytes > pool->recent_bytes - size) {
     give_recent(pool, cache);
     i = 0;
   }
   if (i == cache->recent_used)
     cache->recent_used = i + 1;
-  cache->recent_bytes += extent->size;
-  cache->recent_sizes[i] = extent->size;
-  put_into(&cache->recent[i], extent);
+  cache->recent_bytes += size;
+  put_into(&cache->recent[i], extent, size);
+  return true;
 }
 
+/* What a thread was about to count when another one forked: in the child nobody did. */
+static void count_uncounted(quay__pool *pool, quay__pool_stock *stock, uint64_t size) {
+  const uint32_t number = quay__pool_list_number(pool, size);
+  const quay__pool_place *const places = quay__pool_list_numbered(stock, number);
+  uint32_t count = count_of(stock, number);
+  while (count < quay__pool_list_depth(number) &&
+         atomic_load_explicit(&places[count].extent, memory_order_relaxed) != NULL)
+    count++;
+  set_count(stock, number, count);
+}
+
+/* Into room that is made for it where there is none. */
 QUAY__SELDOM static bool put_into_room(quay__pool *pool, quay__pool_cache *cache,
                                        quay__pool_stock *stock, quay__extent *extent) {
+  count_uncounted(pool, stock, extent->size);
+  if (put_small(pool, cache, stock, pool->cache_bytes, extent))
+    return true;
   quay__pool_make_room(pool, cache, extent->size);
   return put_small(pool, cache, stock, UINT64_MAX, extent);
 }
 
+static bool is_starving(const quay__pool *pool) {
+  return quay__pool_tally_read(&pool->starving, memory_order_relaxed) != 0;
+}
+
 /* False: the thread keeps none, or not of this size. */
-QUAY__ALWAYS static inline bool cache_put(quay__pool *pool, quay__extent *extent) {
+static bool cache_put(quay__pool *pool, quay__extent *extent) {
   quay__pool_cache *const cache = quay__pool_cache_of_thread(pool);
-  if (cache == NULL || quay__pool_tally_read(&pool->starving, memory_order_relaxed) != 0)
+  if (cache == NULL || is_starving(pool))
     return false;
-  if (!is_small(pool, extent->size)) {
-    if (extent->size > pool->recent_bytes)
-      return false;
-    put_recent(pool, cache, extent);
-    return true;
-  }
+  if (extent->size > QUAY__POOL_STOCK_BYTES)
+    return put_recent(pool, cache, extent);
   quay__pool_stock *const stock = stock_of(cache);
   if (stock == NULL)
     return false;
@@ -250,7 +258,7 @@ QUAY__ALWAYS static inline bool cache_put(quay__pool *pool, quay__extent *extent
 
 static uint32_t batch_of(const quay__pool *pool, const quay__pool_want *want) {
   if (want->arena != QUAY__POOL_TINY || want->stream != 0 || pool->mode == QUAY__POOL_WHOLE ||
-      quay__pool_tally_read(&pool->starving, memory_order_relaxed) != 0)
+      is_starving(pool))
     return 1;
   return (uint32_t)quay__max(1, quay__min(BATCH, BATCH_BYTES / want->size));
 }
@@ -276,7 +284,7 @@ QUAY__SELDOM static quay_status take_slowly(quay__pool *pool, const quay__pool_w
                                             quay__extent **out_extent) {
   quay__pool_cache *const cache = quay__pool_cache_of_thread(pool);
   uint64_t hits = 0;
-  if (is_small(pool, want->size))
+  if (want->size <= QUAY__POOL_STOCK_BYTES)
     quay__pool_make_stock(pool);
   if (cache != NULL) {
     hits = cache->hits;
@@ -310,22 +318,59 @@ static bool is_direct(const quay__pool *pool, const quay_alloc_request *request)
   return request->mirror || request->exportable || request->alignment > pool->alignment;
 }
 
-quay_status quay__pool_alloc(quay_allocator *allocator, const quay_alloc_request *request,
-                             quay_raw_buffer *out_raw) {
-  quay__pool *const pool = quay__pool_of(allocator);
-  if (quay__device_generation(allocator->device) !=
+/* Whatever it takes. */
+QUAY__APART static quay_status alloc_any(quay__pool *pool, const quay_alloc_request *request,
+                                         quay_raw_buffer *out_raw) {
+  quay__extent *extent = NULL;
+  if (quay__device_generation(pool->allocator->device) !=
       atomic_load_explicit(&pool->generation, memory_order_relaxed))
     quay__pool_renew(pool);
-  quay__extent *extent = NULL;
   if (is_direct(pool, request)) {
     QUAY_TRY(quay__pool_direct(pool, request, &extent));
   } else {
     const quay__pool_want want = want_of(pool, request);
-    extent = cache_take(pool, &want);
+    extent = cache_search(pool, &want);
     if (extent == NULL)
       QUAY_TRY(take_slowly(pool, &want, &extent));
   }
   describe(pool, extent, request->size, out_raw);
+  return QUAY_OK;
+}
+
+/* What an extent that was kept is handed out as. */
+QUAY__ALWAYS static inline void describe_part(const quay__pool *pool, quay__extent *extent,
+                                              uint64_t size, quay_raw_buffer *out_raw) {
+  quay_allocator *const inner = pool->inner;
+  inner->vtable.window(inner, &quay__pool_region_of(extent)->raw, extent->offset, size, out_raw);
+  out_raw->cookie = (uint64_t)(uintptr_t)extent;
+}
+
+QUAY__APART static quay_status alloc_large(quay__pool *pool, const quay_alloc_request *request,
+                                           quay_raw_buffer *out_raw) {
+  quay__pool_cache *const cache = quay__pool_cache_at_once(pool);
+  const quay__pool_want want = want_of(pool, request);
+  quay__extent *const extent = cache != NULL ? take_recent(pool, cache, &want) : NULL;
+  if (extent == NULL)
+    return alloc_any(pool, request, out_raw);
+  describe_part(pool, extent, request->size, out_raw);
+  return QUAY_OK;
+}
+
+/* What there is at once comes by the shortest way, and so it goes back. */
+quay_status quay__pool_alloc(quay_allocator *allocator, const quay_alloc_request *request,
+                             quay_raw_buffer *out_raw) {
+  quay__pool *const pool = quay__pool_of(allocator);
+  if (!pool->short_way || is_direct(pool, request) ||
+      quay__device_generation(allocator->device) !=
+          atomic_load_explicit(&pool->generation, memory_order_relaxed))
+    return alloc_any(pool, request, out_raw);
+  if (request->size > QUAY__POOL_STOCK_BYTES)
+    return alloc_large(pool, request, out_raw);
+  const quay__pool_want want = want_of(pool, request);
+  quay__extent *const extent = take_last(pool, &want);
+  if (extent == NULL)
+    return alloc_any(pool, request, out_raw);
+  describe_part(pool, extent, request->size, out_raw);
   return QUAY_OK;
 }
 
@@ -379,9 +424,9 @@ QUAY__SELDOM static void free_direct(quay__pool *pool, quay__extent *extent,
   }
 }
 
-void quay__pool_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
-                     size_t count) {
-  quay__pool *const pool = quay__pool_of(allocator);
+/* Whatever it is and whatever still uses it. */
+QUAY__APART static void free_any(quay__pool *pool, quay_raw_buffer *raw, quay_event *const *pending,
+                                 size_t count) {
   if ((raw->flags & QUAY__RAW_RESERVED) != 0) { /* an outer layer's */
     quay__free(pool->inner, raw, pending, count);
     return;
@@ -404,4 +449,42 @@ void quay__pool_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event
     quay__pool_poison(pool, region, extent);
   if (!cache_put(pool, extent))
     quay__pool_heap_give(pool, &extent, 1);
+}
+
+/* Whether it is a part of a block as any other, which no work uses. */
+QUAY__ALWAYS static inline bool is_usual(quay__pool *pool, const quay_raw_buffer *raw,
+                                         size_t count) {
+  if ((raw->flags & QUAY__RAW_RESERVED) != 0 || count != 0 || !pool->short_way)
+    return false;
+  const quay__extent *const extent = (const quay__extent *)(uintptr_t)raw->cookie;
+  const quay__pool_region *const region = quay__pool_region_of(extent);
+  return extent->user == NULL && !region->direct && quay__pool_is_current(pool, region);
+}
+
+/* cache_put() of what is small, where it takes no more than a store. */
+QUAY__ALWAYS static inline bool put_last(quay__pool *pool, quay__extent *extent) {
+  quay__pool_cache *const cache = quay__pool_cache_at_once(pool);
+  quay__pool_stock *const stock = cache != NULL ? stock_of(cache) : NULL;
+  return stock != NULL && !quay__pool_tally_is_used(&pool->starving) &&
+         put_small(pool, cache, stock, pool->cache_bytes, extent);
+}
+
+QUAY__APART static void free_large(quay__pool *pool, quay_raw_buffer *raw) {
+  quay__pool_cache *const cache = quay__pool_cache_at_once(pool);
+  if (cache == NULL || quay__pool_tally_is_used(&pool->starving) ||
+      !put_recent(pool, cache, (quay__extent *)(uintptr_t)raw->cookie))
+    free_any(pool, raw, NULL, 0);
+}
+
+void quay__pool_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event *const *pending,
+                     size_t count) {
+  quay__pool *const pool = quay__pool_of(allocator);
+  quay__extent *const extent = (quay__extent *)(uintptr_t)raw->cookie;
+  if (!is_usual(pool, raw, count)) {
+    free_any(pool, raw, pending, count);
+  } else if (extent->size > QUAY__POOL_STOCK_BYTES) {
+    free_large(pool, raw);
+  } else if (!put_last(pool, extent)) {
+    free_any(pool, raw, NULL, 0);
+  }
 }

@@ -37,8 +37,9 @@
 /* Arenas by size: what is small is packed apart, so that it does not break up large free extents.
  */
 enum {
-  QUAY__POOL_TINY_BYTES = 4 << 10,  /* up to here: the tiny arena, in size classes */
-  QUAY__POOL_SMALL_BYTES = 1 << 20, /* below: the small arena */
+  QUAY__POOL_TINY_BYTES = 4 << 10,    /* up to here: the tiny arena, in size classes */
+  QUAY__POOL_SMALL_BYTES = 1 << 20,   /* below: the small arena */
+  QUAY__POOL_STOCK_BYTES = 256 << 10, /* up to here: kept in a thread's stock */
 };
 
 typedef enum quay__pool_arena {
@@ -88,22 +89,25 @@ typedef struct quay__pool_stream {
 } quay__pool_stream;
 
 enum {
-  QUAY__POOL_CLASSES = 32, /* of the tiny arena's sizes */
+  QUAY__POOL_CLASSES = 32, /* lists of the tiny arena's sizes */
   QUAY__POOL_CLASS_DEPTH = 64,
-  QUAY__POOL_BUCKETS = 64, /* of all other small sizes, by hash */
+  QUAY__POOL_BUCKETS = 64, /* lists of all other small sizes, by hash */
   QUAY__POOL_BUCKET_DEPTH = 8,
+  QUAY__POOL_LISTS = QUAY__POOL_CLASSES + QUAY__POOL_BUCKETS,
+  QUAY__POOL_PLACES =
+      QUAY__POOL_CLASSES * QUAY__POOL_CLASS_DEPTH + QUAY__POOL_BUCKETS * QUAY__POOL_BUCKET_DEPTH,
   QUAY__POOL_RECENT = 8, /* blocks of other sizes, which a thread freed last */
 };
 
-typedef _Atomic(quay__extent *) quay__pool_place;
+typedef struct quay__pool_place {
+  _Atomic(quay__extent *) extent; /* NULL: none, or others have taken it */
+  uint64_t size;                  /* the thread's own: bytes of what it put there */
+} quay__pool_place;
 
 /* What one thread keeps of small blocks. Made at its first allocation. */
 typedef struct quay__pool_stock {
-  atomic_uchar class_count[QUAY__POOL_CLASSES]; /* places above are empty */
-  atomic_uchar bucket_count[QUAY__POOL_BUCKETS];
-  quay__pool_place classes[QUAY__POOL_CLASSES][QUAY__POOL_CLASS_DEPTH];
-  quay__pool_place buckets[QUAY__POOL_BUCKETS][QUAY__POOL_BUCKET_DEPTH];
-  uint64_t sizes[QUAY__POOL_BUCKETS][QUAY__POOL_BUCKET_DEPTH]; /* of what is in the buckets */
+  atomic_uchar counts[QUAY__POOL_LISTS]; /* places of a list above are empty */
+  quay__pool_place places[QUAY__POOL_PLACES];
 } quay__pool_stock;
 
 typedef struct quay__pool_cache {
@@ -119,7 +123,6 @@ typedef struct quay__pool_cache {
   /* What is too large for the stock: as the thread freed it, not yet one with its neighbours. Any
    * allocation that would take more memory, or more than ever was in use, gives it back first. */
   _Alignas(64) quay__pool_place recent[QUAY__POOL_RECENT];
-  uint64_t recent_sizes[QUAY__POOL_RECENT];
 } quay__pool_cache;
 
 /* Extents taken out of `recent`. */
@@ -155,6 +158,7 @@ typedef struct quay__pool {
   bool whole_pages; /* QUAY_ALLOCATOR_WHOLE_PAGES */
   bool tight;       /* keep=tight */
   bool poisons;     /* what is free is poisoned, see pool_poison.c */
+  bool short_way;   /* parts of blocks that nobody has to be told of */
   quay__spin_set spins;
 
   quay__lock lock; /* guards all below */
@@ -193,6 +197,11 @@ static inline uint32_t quay__pool_tally_read(const quay__pool_tally *tally, memo
   return value >> 32 == quay__fork_generation ? (uint32_t)value : 0;
 }
 
+/* False: it reads as 0. True of what a fork left behind, too. */
+static inline bool quay__pool_tally_is_used(const quay__pool_tally *tally) {
+  return (uint32_t)atomic_load_explicit(tally, memory_order_relaxed) != 0;
+}
+
 static inline void quay__pool_tally_up(quay__pool_tally *tally) {
   uint64_t value = atomic_load_explicit(tally, memory_order_relaxed);
   while (value >> 32 != quay__fork_generation) {
@@ -222,7 +231,8 @@ static inline quay__pool_region *quay__pool_region_of(const quay__extent *taken)
 }
 
 /* Whether the memory is of the device's present generation. */
-static inline bool quay__pool_is_current(quay__pool *pool, const quay__pool_region *region) {
+QUAY__ALWAYS static inline bool quay__pool_is_current(quay__pool *pool,
+                                                      const quay__pool_region *region) {
   return region->generation == atomic_load_explicit(&pool->generation, memory_order_acquire);
 }
 
@@ -230,54 +240,41 @@ static inline bool quay__pool_is_current(quay__pool *pool, const quay__pool_regi
 
 /* Below QUAY__POOL_CLASSES for tiny sizes that are rounded, whose granules are at most 64: exact up
  * to 16, then eight to each doubling. */
-static inline uint32_t quay__pool_class_of(uint64_t granules) {
+QUAY__ALWAYS static inline uint32_t quay__pool_class_of(uint64_t granules) {
   if (granules < 16)
     return (uint32_t)granules - 1;
   const uint32_t log2 = 63 - (uint32_t)__builtin_clzll(granules);
   return 15 + (log2 - 4) * 8 + (uint32_t)(granules >> (log2 - 3) & 7);
 }
 
-/* The granules of a class. */
-static inline uint64_t quay__pool_granules_of(uint32_t number) {
-  return number < 15 ? number + 1 : (uint64_t)(8 + (number - 15) % 8) << ((number - 15) / 8 + 1);
-}
-
-static inline uint32_t quay__pool_bucket_of(uint64_t granules) {
+QUAY__ALWAYS static inline uint32_t quay__pool_bucket_of(uint64_t granules) {
   return (uint32_t)(granules * UINT64_C(0x9e3779b97f4a7c15) >> 58);
 }
 
-/* A list of a stock, and the size of what is in place i: sizes[i], or `size` where that is NULL. */
-typedef struct quay__pool_list {
-  quay__pool_place *places;
-  atomic_uchar *count;
-  uint64_t *sizes;
-  uint64_t size;
-  uint32_t depth;
-} quay__pool_list;
-
-enum {
-  QUAY__POOL_LISTS = QUAY__POOL_CLASSES + QUAY__POOL_BUCKETS
-};
-
-static inline quay__pool_list quay__pool_list_numbered(const quay__pool *pool,
-                                                       quay__pool_stock *stock, uint32_t number) {
-  if (number < QUAY__POOL_CLASSES) {
-    return (quay__pool_list){.places = stock->classes[number],
-                             .count = &stock->class_count[number],
-                             .size = quay__pool_granules_of(number) << pool->granule_log2,
-                             .depth = QUAY__POOL_CLASS_DEPTH};
-  }
-  number -= QUAY__POOL_CLASSES;
-  return (quay__pool_list){.places = stock->buckets[number],
-                           .count = &stock->bucket_count[number],
-                           .sizes = stock->sizes[number],
-                           .depth = QUAY__POOL_BUCKET_DEPTH};
-}
-
-static inline uint32_t quay__pool_list_number(const quay__pool *pool, uint64_t size) {
+/* The list of a size that is rounded. */
+QUAY__ALWAYS static inline uint32_t quay__pool_list_number(const quay__pool *pool, uint64_t size) {
   const uint64_t granules = size >> pool->granule_log2;
   return size <= QUAY__POOL_TINY_BYTES ? quay__pool_class_of(granules)
                                        : QUAY__POOL_CLASSES + quay__pool_bucket_of(granules);
+}
+
+QUAY__ALWAYS static inline quay__pool_place *quay__pool_list_numbered(quay__pool_stock *stock,
+                                                                      uint32_t number) {
+  const uint32_t bucket = number - QUAY__POOL_CLASSES; /* of no meaning in classes */
+  return &stock->places[number < QUAY__POOL_CLASSES ? number * QUAY__POOL_CLASS_DEPTH
+                                                    : QUAY__POOL_CLASSES * QUAY__POOL_CLASS_DEPTH +
+                                                          bucket * QUAY__POOL_BUCKET_DEPTH];
+}
+
+QUAY__ALWAYS static inline uint32_t quay__pool_list_depth(uint32_t number) {
+  return number < QUAY__POOL_CLASSES ? QUAY__POOL_CLASS_DEPTH : QUAY__POOL_BUCKET_DEPTH;
+}
+
+/* Takes out what is in a place; NULL: it is empty. */
+QUAY__ALWAYS static inline quay__extent *quay__pool_take_out(quay__pool_place *place) {
+  if (atomic_load_explicit(&place->extent, memory_order_relaxed) == NULL)
+    return NULL;
+  return atomic_exchange_explicit(&place->extent, NULL, memory_order_acquire);
 }
 
 /* pool_cache.c */
@@ -290,6 +287,11 @@ void quay__pool_free(quay_allocator *allocator, quay_raw_buffer *raw, quay_event
 /* The calling thread's; NULL: it has none. */
 static inline quay__pool_cache *quay__pool_cache_of_thread(quay__pool *pool) {
   const uint32_t shard = quay__thread_shard();
+  return shard < QUAY__SHARD_COUNT - 1 ? &pool->caches[shard] : NULL;
+}
+/* The same, and NULL, too, where the thread has not been given a number yet. */
+static inline quay__pool_cache *quay__pool_cache_at_once(quay__pool *pool) {
+  const uint32_t shard = quay__thread_own_shard();
   return shard < QUAY__SHARD_COUNT - 1 ? &pool->caches[shard] : NULL;
 }
 /* Gives what all threads keep back to the arenas. */

@@ -4,12 +4,6 @@
 #include "core/os.h"
 #include "layers/pool_impl.h"
 
-static quay__extent *empty(quay__pool_place *place) {
-  if (atomic_load_explicit(place, memory_order_relaxed) == NULL)
-    return NULL;
-  return atomic_exchange_explicit(place, NULL, memory_order_acquire);
-}
-
 /* Failing is no error: the thread goes without. */
 void quay__pool_make_stock(quay__pool *pool) {
   quay__pool_cache *const cache = quay__pool_cache_of_thread(pool);
@@ -23,25 +17,25 @@ void quay__pool_make_stock(quay__pool *pool) {
 
 /* With the cache's lock held, by its thread, so that nobody else takes: moves the older ones of a
  * list, at most `count`, out of it, and gives their number without those that were gone. */
-static uint32_t take_older(quay__pool_cache *cache, quay__pool_list from, uint32_t count,
-                           quay__extent **out_extents) {
-  const uint32_t all = atomic_load_explicit(from.count, memory_order_relaxed);
+static uint32_t take_older(quay__pool_cache *cache, quay__pool_stock *stock, uint32_t number,
+                           uint32_t count, quay__extent **out_extents) {
+  quay__pool_place *const places = quay__pool_list_numbered(stock, number);
+  const uint32_t all = atomic_load_explicit(&stock->counts[number], memory_order_relaxed);
   uint32_t taken = 0;
   for (uint32_t i = 0; i < all; i++) {
-    quay__extent *const extent = atomic_load_explicit(&from.places[i], memory_order_relaxed);
+    quay__extent *const extent = atomic_load_explicit(&places[i].extent, memory_order_relaxed);
     if (i < count) {
       if (extent != NULL)
         out_extents[taken++] = extent;
-      cache->bytes -= from.sizes != NULL ? from.sizes[i] : from.size;
+      cache->bytes -= places[i].size;
       continue;
     }
-    atomic_store_explicit(&from.places[i - count], extent, memory_order_release);
-    if (from.sizes != NULL)
-      from.sizes[i - count] = from.sizes[i];
+    places[i - count].size = places[i].size;
+    atomic_store_explicit(&places[i - count].extent, extent, memory_order_release);
   }
   for (uint32_t i = all - count; i < all; i++)
-    atomic_store_explicit(&from.places[i], NULL, memory_order_relaxed);
-  atomic_store_explicit(from.count, (unsigned char)(all - count), memory_order_relaxed);
+    atomic_store_explicit(&places[i].extent, NULL, memory_order_relaxed);
+  atomic_store_explicit(&stock->counts[number], (unsigned char)(all - count), memory_order_relaxed);
   return taken;
 }
 
@@ -49,16 +43,15 @@ static uint32_t find_room(quay__pool *pool, quay__pool_cache *cache, uint64_t si
                           quay__extent **out_extents) {
   quay__pool_stock *const stock = atomic_load_explicit(&cache->stock, memory_order_relaxed);
   const uint32_t number = quay__pool_list_number(pool, size);
-  const quay__pool_list into = quay__pool_list_numbered(pool, stock, number);
-  if (atomic_load_explicit(into.count, memory_order_relaxed) == into.depth)
-    return take_older(cache, into, into.depth / 2, out_extents);
+  const uint32_t depth = quay__pool_list_depth(number);
+  if (atomic_load_explicit(&stock->counts[number], memory_order_relaxed) == depth)
+    return take_older(cache, stock, number, depth / 2, out_extents);
   /* Too many bytes: the lists are emptied in turn, so that what is not used any more goes. */
   for (uint32_t i = 0; i < QUAY__POOL_LISTS; i++) {
     cache->hand = (cache->hand + 1) % QUAY__POOL_LISTS;
-    const quay__pool_list emptied = quay__pool_list_numbered(pool, stock, cache->hand);
-    const uint32_t count = atomic_load_explicit(emptied.count, memory_order_relaxed);
+    const uint32_t count = atomic_load_explicit(&stock->counts[cache->hand], memory_order_relaxed);
     if (count > 0)
-      return take_older(cache, emptied, (count + 1) / 2, out_extents);
+      return take_older(cache, stock, cache->hand, (count + 1) / 2, out_extents);
   }
   cache->bytes = 0; /* what was being counted when another thread forked */
   return 0;
@@ -80,7 +73,7 @@ void quay__pool_make_room(quay__pool *pool, quay__pool_cache *cache, uint64_t si
 void quay__pool_gather(quay__pool_cache *cache, uint32_t count, quay__pool_batch *out_batch) {
   out_batch->count = 0;
   for (uint32_t i = 0; i < count; i++) {
-    quay__extent *const extent = empty(&cache->recent[i]);
+    quay__extent *const extent = quay__pool_take_out(&cache->recent[i]);
     if (extent != NULL)
       out_batch->extents[out_batch->count++] = extent;
   }
@@ -92,12 +85,13 @@ void quay__pool_gather_own(quay__pool_cache *cache, quay__pool_batch *out_batch)
   cache->recent_bytes = 0;
 }
 
-static void flush_list(quay__pool *pool, quay__pool_cache *cache, quay__pool_list from) {
+static void flush_list(quay__pool *pool, quay__pool_cache *cache, quay__pool_place *places,
+                       uint32_t depth) {
   quay__extent *gone[QUAY__POOL_CLASS_DEPTH];
   uint32_t count = 0;
   quay__spin_acquire(&cache->lock);
-  for (uint32_t i = 0; i < from.depth; i++) {
-    quay__extent *const extent = empty(&from.places[i]);
+  for (uint32_t i = 0; i < depth; i++) {
+    quay__extent *const extent = quay__pool_take_out(&places[i]);
     if (extent != NULL)
       gone[count++] = extent;
   }
@@ -106,34 +100,32 @@ static void flush_list(quay__pool *pool, quay__pool_cache *cache, quay__pool_lis
     quay__pool_heap_give(pool, gone, count);
 }
 
-/* Whether something may be in a list. The count is its thread's, and comes after what is put. */
-static bool may_hold(const quay__pool_list *list) {
-  return atomic_load_explicit(list->count, memory_order_relaxed) > 0 ||
-         atomic_load_explicit(&list->places[0], memory_order_relaxed) != NULL;
-}
-
-static void flush_stock(quay__pool *pool, quay__pool_cache *cache) {
-  quay__pool_stock *const stock = atomic_load_explicit(&cache->stock, memory_order_acquire);
-  for (uint32_t i = 0; stock != NULL && i < QUAY__POOL_LISTS; i++) {
-    const quay__pool_list from = quay__pool_list_numbered(pool, stock, i);
-    if (may_hold(&from))
-      flush_list(pool, cache, from);
-  }
-}
-
-static bool holds(const quay__pool_list *list) {
-  for (uint32_t i = 0; i < list->depth; i++) {
-    if (atomic_load_explicit(&list->places[i], memory_order_relaxed) != NULL)
+static bool holds(const quay__pool_place *places, uint32_t depth) {
+  for (uint32_t i = 0; i < depth; i++) {
+    if (atomic_load_explicit(&places[i].extent, memory_order_relaxed) != NULL)
       return true;
   }
   return false;
 }
 
-static bool stock_holds(const quay__pool *pool, quay__pool_cache *cache) {
+/* Whether something may be in a list. The count is its thread's, and comes after what is put. */
+static bool may_hold(quay__pool_stock *stock, uint32_t number) {
+  return atomic_load_explicit(&stock->counts[number], memory_order_relaxed) > 0 ||
+         holds(quay__pool_list_numbered(stock, number), 1);
+}
+
+static void flush_stock(quay__pool *pool, quay__pool_cache *cache) {
   quay__pool_stock *const stock = atomic_load_explicit(&cache->stock, memory_order_acquire);
   for (uint32_t i = 0; stock != NULL && i < QUAY__POOL_LISTS; i++) {
-    const quay__pool_list list = quay__pool_list_numbered(pool, stock, i);
-    if (may_hold(&list) && holds(&list))
+    if (may_hold(stock, i))
+      flush_list(pool, cache, quay__pool_list_numbered(stock, i), quay__pool_list_depth(i));
+  }
+}
+
+static bool stock_holds(quay__pool_cache *cache) {
+  quay__pool_stock *const stock = atomic_load_explicit(&cache->stock, memory_order_acquire);
+  for (uint32_t i = 0; stock != NULL && i < QUAY__POOL_LISTS; i++) {
+    if (may_hold(stock, i) && holds(quay__pool_list_numbered(stock, i), quay__pool_list_depth(i)))
       return true;
   }
   return false;
@@ -142,7 +134,7 @@ static bool stock_holds(const quay__pool *pool, quay__pool_cache *cache) {
 bool quay__pool_has_kept(quay__pool *pool) {
   const uint32_t used = quay__thread_shards_used();
   for (uint32_t i = 0; i < used; i++) {
-    if (stock_holds(pool, &pool->caches[i]))
+    if (stock_holds(&pool->caches[i]))
       return true;
   }
   return quay__pool_has_recent(pool);
@@ -151,10 +143,8 @@ bool quay__pool_has_kept(quay__pool *pool) {
 bool quay__pool_has_recent(quay__pool *pool) {
   const uint32_t used = quay__thread_shards_used();
   for (uint32_t i = 0; i < used; i++) {
-    for (uint32_t j = 0; j < QUAY__POOL_RECENT; j++) {
-      if (atomic_load_explicit(&pool->caches[i].recent[j], memory_order_relaxed) != NULL)
-        return true;
-    }
+    if (holds(pool->caches[i].recent, QUAY__POOL_RECENT))
+      return true;
   }
   return false;
 }

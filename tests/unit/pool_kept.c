@@ -17,7 +17,7 @@ static uint64_t kept_of(const quay_allocator *allocator) {
   cr_assert_not_null(cache);
   uint64_t bytes = 0;
   for (size_t i = 0; i < QUAY__POOL_RECENT; i++) {
-    const quay__extent *const extent = atomic_load(&cache->recent[i]);
+    const quay__extent *const extent = atomic_load(&cache->recent[i].extent);
     bytes += extent != NULL ? extent->size : 0;
   }
   return bytes;
