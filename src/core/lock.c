@@ -96,7 +96,57 @@ void quay__spin_wait(quay__spin *spin) {
   } while (atomic_exchange_explicit(&spin->held, true, memory_order_acquire));
 }
 
+static quay__spin *spin_of(const quay__spin_set *set, uint32_t index) {
+  return (quay__spin *)(void *)((char *)set->first + index * set->stride);
+}
+
+/* Whether there is a barrier for others' threads, asked once. */
+static bool has_barrier(void) {
+  static atomic_int known; /* 0: not yet */
+  int value = atomic_load_explicit(&known, memory_order_relaxed);
+  if (value == 0) {
+    value = quay__os_barrier() == 0 ? 1 : 2;
+    atomic_store_explicit(&known, value, memory_order_relaxed);
+  }
+  return value == 1;
+}
+
+/* Nobody has entered it, holds it or waits for it. */
+static void reset_spin(quay__spin *spin) {
+  atomic_store_explicit(&spin->entered, false, memory_order_relaxed);
+  atomic_store_explicit(&spin->pauses, has_barrier() ? 0 : 1, memory_order_relaxed);
+  quay__spin_release(spin);
+}
+
+uint32_t quay__spin_set_pause(const quay__spin_set *set, uint32_t wanted) {
+  if (wanted == 0 || !has_barrier())
+    return wanted;
+  for (uint32_t i = 0; i < set->count; i++) {
+    if ((wanted >> i & 1) != 0)
+      atomic_fetch_add_explicit(&spin_of(set, i)->pauses, 1, memory_order_relaxed);
+  }
+  if (quay__os_barrier() != 0) {
+    quay__spin_set_resume(set, wanted);
+    return 0;
+  }
+  for (uint32_t i = 0; i < set->count; i++) {
+    while ((wanted >> i & 1) != 0 &&
+           atomic_load_explicit(&spin_of(set, i)->entered, memory_order_acquire))
+      quay__os_yield();
+  }
+  return wanted;
+}
+
+void quay__spin_set_resume(const quay__spin_set *set, uint32_t paused) {
+  for (uint32_t i = 0; i < set->count && has_barrier(); i++) {
+    if ((paused >> i & 1) != 0)
+      atomic_fetch_sub_explicit(&spin_of(set, i)->pauses, 1, memory_order_release);
+  }
+}
+
 void quay__spin_set_add(quay__spin_set *set) {
+  for (uint32_t i = 0; i < set->count; i++)
+    reset_spin(spin_of(set, i));
   pthread_mutex_lock(&list_mutex);
   set->previous = NULL;
   set->next = first_spins;
@@ -116,10 +166,6 @@ void quay__spin_set_remove(quay__spin_set *set) {
   if (set->next != NULL)
     set->next->previous = set->previous;
   pthread_mutex_unlock(&list_mutex);
-}
-
-static quay__spin *spin_of(const quay__spin_set *set, uint32_t index) {
-  return (quay__spin *)(void *)((char *)set->first + index * set->stride);
 }
 
 static void for_all_spins(void (*function)(quay__spin *spin)) {
@@ -180,7 +226,6 @@ void quay__lock_before_fork(void) {
 }
 
 static void release_all(void) {
-  for_all_spins(quay__spin_release);
   for (quay__lock *lock = first; lock != NULL; lock = lock->next) {
     pthread_mutex_unlock(&lock->mutex);
   }
@@ -192,6 +237,7 @@ static void release_all(void) {
 }
 
 void quay__lock_after_fork_in_parent(void) {
+  for_all_spins(quay__spin_release);
   release_all();
 }
 
@@ -201,5 +247,6 @@ void quay__lock_after_fork_in_child(void) {
   for (int i = 0; i < STRIPE_COUNT; i++) {
     stripes[i].changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   }
+  for_all_spins(reset_spin);
   release_all();
 }

@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "core/path.h"
+
 /* A lock of an object (a layer, a device). */
 typedef struct quay__lock {
   pthread_mutex_t mutex;
@@ -57,9 +59,16 @@ void quay__stripe_wake(const void *object);
 void quay__stripe_wait_for(const void *object, pthread_cond_t *condition);
 
 /* A lock for a few instructions of what one thread mostly has to itself: an exchange to take, a
- * store to give back. Whoever holds one takes nothing else and calls nothing. */
+ * store to give back. Whoever holds one takes nothing else and calls nothing.
+ *
+ * Its thread can do even without the exchange: it enters by a store, which leaves it to others to
+ * see that store in time. They pause the lock, and make all threads pass a memory barrier: who had
+ * entered before is seen, and waited for; who comes later sees that it is paused. Where the system
+ * has no such barrier, all locks are paused for good. */
 typedef struct quay__spin {
   atomic_bool held;
+  atomic_bool entered;
+  atomic_uint pauses; /* those who keep its thread from entering */
 } quay__spin;
 
 void quay__spin_wait(quay__spin *spin);
@@ -73,16 +82,36 @@ static inline void quay__spin_release(quay__spin *spin) {
   atomic_store_explicit(&spin->held, false, memory_order_release);
 }
 
+/* Of its thread alone. False: it is paused, and what is done must bear others that hold or pause it
+ * at the same time. Entering does not keep others from holding it. */
+QUAY__ALWAYS static inline bool quay__spin_enter(quay__spin *spin) {
+  atomic_store_explicit(&spin->entered, true, memory_order_relaxed);
+  atomic_signal_fence(memory_order_seq_cst); /* the processor's fence is the others' */
+  if (__builtin_expect(atomic_load_explicit(&spin->pauses, memory_order_acquire) == 0, true))
+    return true;
+  atomic_store_explicit(&spin->entered, false, memory_order_release);
+  return false;
+}
+
+static inline void quay__spin_leave(quay__spin *spin) {
+  atomic_store_explicit(&spin->entered, false, memory_order_release);
+}
+
 /* Spin locks at equal distances, as an object has them for each thread: fork takes them all. */
 typedef struct quay__spin_set {
   void *first;
-  size_t stride; /* bytes */
-  uint32_t count;
+  size_t stride;                          /* bytes */
+  uint32_t count;                         /* at most 32 */
   struct quay__spin_set *previous, *next; /* in lock.c's list */
 } quay__spin_set;
 
 void quay__spin_set_add(quay__spin_set *set);
 void quay__spin_set_remove(quay__spin_set *set);
+
+/* Bit i stands for lock i: waits until no thread has entered one of `wanted`, and keeps them from
+ * entering until they are resumed. Returns those of which that is true: all or none. */
+uint32_t quay__spin_set_pause(const quay__spin_set *set, uint32_t wanted);
+void quay__spin_set_resume(const quay__spin_set *set, uint32_t paused);
 
 /* For lifecycle.c alone: pthread_atfork's three calls. */
 void quay__lock_before_fork(void);

@@ -80,6 +80,10 @@ ssize_t quay__os_write_own_memory(void *destination, const void *source, size_t 
 /* Lets another thread have the processor. */
 void quay__os_yield(void);
 
+/* Makes every thread of the process pass a full memory barrier before it returns. 0, or -1 where
+ * the system can't. */
+int quay__os_barrier(void);
+
 /* A set of processors, a bit each, as the system's calls have it on machines of 64 bits. */
 #define QUAY__PROCESSORS_MAX 1024u
 typedef struct quay__processors {

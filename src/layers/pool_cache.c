@@ -79,9 +79,26 @@ static quay__pool_stock *stock_of(const quay__pool_cache *cache) {
   return atomic_load_explicit(&cache->stock, memory_order_relaxed);
 }
 
-/* Of a place whose size is right what is in it, if it is of use. `*out_gone`: nothing is. */
-QUAY__ALWAYS static inline quay__extent *take_usable(quay__pool *pool, quay__pool_place *place,
-                                                     const quay__pool_want *want, bool *out_gone) {
+/* What is in a place whose size is right, if it is of use; NULL, too, while others take out of what
+ * the thread keeps. */
+QUAY__ALWAYS static inline quay__extent *take_entering(quay__pool *pool, quay__pool_cache *cache,
+                                                       quay__pool_place *place,
+                                                       const quay__pool_want *want) {
+  if (!quay__spin_enter(&cache->lock))
+    return NULL;
+  quay__extent *extent = atomic_load_explicit(&place->extent, memory_order_relaxed);
+  if (extent != NULL && is_usable(pool, extent, want)) {
+    atomic_store_explicit(&place->extent, NULL, memory_order_relaxed);
+  } else {
+    extent = NULL;
+  }
+  quay__spin_leave(&cache->lock);
+  return extent;
+}
+
+/* The same whoever takes; `*out_gone`: nothing is in it. */
+static quay__extent *take_usable(quay__pool *pool, quay__pool_place *place,
+                                 const quay__pool_want *want, bool *out_gone) {
   quay__extent *const extent = quay__pool_take_out(place);
   *out_gone = extent == NULL;
   if (extent == NULL || is_usable(pool, extent, want))
@@ -103,8 +120,7 @@ QUAY__ALWAYS static inline quay__extent *take_last(quay__pool *pool, const quay_
   quay__pool_place *const last = &quay__pool_list_numbered(stock, number)[count - 1];
   if (last->size != want->size)
     return NULL;
-  bool gone;
-  quay__extent *const extent = take_usable(pool, last, want, &gone);
+  quay__extent *const extent = take_entering(pool, cache, last, want);
   if (extent == NULL)
     return NULL;
   set_count(stock, number, count - 1);
@@ -137,17 +153,37 @@ static quay__extent *take_earlier(quay__pool *pool, quay__pool_cache *cache,
   return found;
 }
 
+static void count_hit(quay__pool_cache *cache, uint64_t size) {
+  cache->hits++;
+  cache->recent_bytes -= quay__min(size, cache->recent_bytes);
+}
+
 static quay__extent *take_recent(quay__pool *pool, quay__pool_cache *cache,
                                  const quay__pool_want *want) {
   for (uint32_t i = 0; i < cache->recent_used; i++) {
-    if (cache->recent[i].size != want->size)
-      continue;
     bool gone;
-    quay__extent *const extent = take_usable(pool, &cache->recent[i], want, &gone);
+    quay__extent *const extent = cache->recent[i].size == want->size
+                                     ? take_usable(pool, &cache->recent[i], want, &gone)
+                                     : NULL;
     if (extent == NULL)
       continue;
-    cache->hits++;
-    cache->recent_bytes -= quay__min(want->size, cache->recent_bytes);
+    count_hit(cache, want->size);
+    return extent;
+  }
+  return NULL;
+}
+
+/* What is large, if it is there at once. */
+QUAY__ALWAYS static inline quay__extent *take_recent_at_once(quay__pool *pool,
+                                                             const quay__pool_want *want) {
+  quay__pool_cache *const cache = quay__pool_cache_at_once(pool);
+  for (uint32_t i = 0; cache != NULL && i < cache->recent_used; i++) {
+    quay__extent *const extent = cache->recent[i].size == want->size
+                                     ? take_entering(pool, cache, &cache->recent[i], want)
+                                     : NULL;
+    if (extent == NULL)
+      continue;
+    count_hit(cache, want->size);
     return extent;
   }
   return NULL;
@@ -347,9 +383,8 @@ QUAY__ALWAYS static inline void describe_part(const quay__pool *pool, quay__exte
 
 QUAY__APART static quay_status alloc_large(quay__pool *pool, const quay_alloc_request *request,
                                            quay_raw_buffer *out_raw) {
-  quay__pool_cache *const cache = quay__pool_cache_at_once(pool);
   const quay__pool_want want = want_of(pool, request);
-  quay__extent *const extent = cache != NULL ? take_recent(pool, cache, &want) : NULL;
+  quay__extent *const extent = take_recent_at_once(pool, &want);
   if (extent == NULL)
     return alloc_any(pool, request, out_raw);
   describe_part(pool, extent, request->size, out_raw);

@@ -131,53 +131,71 @@ static bool stock_holds(quay__pool_cache *cache) {
   return false;
 }
 
-bool quay__pool_has_kept(quay__pool *pool) {
+static bool recent_holds(quay__pool_cache *cache) {
+  return holds(cache->recent, QUAY__POOL_RECENT);
+}
+
+/* Which threads' caches hold some, bit by bit. */
+static uint32_t holding(quay__pool *pool, bool (*keeps)(quay__pool_cache *cache)) {
   const uint32_t used = quay__thread_shards_used();
+  uint32_t found = 0;
   for (uint32_t i = 0; i < used; i++) {
-    if (stock_holds(&pool->caches[i]))
-      return true;
+    if (keeps(&pool->caches[i]))
+      found |= UINT32_C(1) << i;
   }
-  return quay__pool_has_recent(pool);
+  return found;
 }
 
 bool quay__pool_has_recent(quay__pool *pool) {
-  const uint32_t used = quay__thread_shards_used();
-  for (uint32_t i = 0; i < used; i++) {
-    if (holds(pool->caches[i].recent, QUAY__POOL_RECENT))
-      return true;
+  return holding(pool, recent_holds) != 0;
+}
+
+bool quay__pool_has_kept(quay__pool *pool) {
+  return holding(pool, stock_holds) != 0 || quay__pool_has_recent(pool);
+}
+
+/* Takes all that some threads keep and gives it back to the arenas, while their threads take none
+ * of it without an exchange. Returns those of which that could not be done. */
+static uint32_t flush_caches(quay__pool *pool, uint32_t caches,
+                             void (*flush)(quay__pool *pool, quay__pool_cache *cache)) {
+  const uint32_t own = UINT32_C(1) << quay__thread_shard() & caches;
+  quay__pool_move_begin(pool);
+  const uint32_t paused = quay__spin_set_pause(&pool->spins, caches & ~own);
+  for (uint32_t i = 0; i < QUAY__SHARD_COUNT - 1; i++) {
+    if (((own | paused) >> i & 1) != 0)
+      flush(pool, &pool->caches[i]);
   }
-  return false;
+  quay__spin_set_resume(&pool->spins, paused);
+  quay__pool_move_end(pool);
+  return caches & ~(own | paused);
+}
+
+static void flush_recent(quay__pool *pool, quay__pool_cache *cache) {
+  quay__pool_batch batch;
+  quay__pool_gather(cache, QUAY__POOL_RECENT, &batch);
+  if (batch.count > 0)
+    quay__pool_heap_give(pool, batch.extents, batch.count);
 }
 
 void quay__pool_flush_recent(quay__pool *pool) {
-  const uint32_t used = quay__thread_shards_used();
-  quay__pool_move_begin(pool);
-  for (uint32_t i = 0; i < used; i++) {
-    quay__pool_batch batch;
-    quay__pool_gather(&pool->caches[i], QUAY__POOL_RECENT, &batch);
-    if (batch.count > 0)
-      quay__pool_heap_give(pool, batch.extents, batch.count);
-  }
-  quay__pool_move_end(pool);
+  (void)flush_caches(pool, holding(pool, recent_holds), flush_recent);
+}
+
+static bool had_pending(quay__pool_cache *cache) {
+  return atomic_exchange_explicit(&cache->pending, false, memory_order_acquire);
 }
 
 void quay__pool_flush_pending(quay__pool *pool) {
-  const uint32_t used = quay__thread_shards_used();
-  quay__pool_move_begin(pool);
-  for (uint32_t i = 0; i < used; i++) {
-    if (atomic_exchange_explicit(&pool->caches[i].pending, false, memory_order_acquire))
-      flush_stock(pool, &pool->caches[i]);
+  const uint32_t left = flush_caches(pool, holding(pool, had_pending), flush_stock);
+  for (uint32_t i = 0; i < QUAY__SHARD_COUNT - 1; i++) {
+    if ((left >> i & 1) != 0)
+      atomic_store_explicit(&pool->caches[i].pending, true, memory_order_release);
   }
-  quay__pool_move_end(pool);
 }
 
 void quay__pool_flush(quay__pool *pool) {
-  const uint32_t used = quay__thread_shards_used();
   quay__pool_flush_recent(pool);
-  quay__pool_move_begin(pool);
-  for (uint32_t i = 0; i < used; i++)
-    flush_stock(pool, &pool->caches[i]);
-  quay__pool_move_end(pool);
+  (void)flush_caches(pool, holding(pool, stock_holds), flush_stock);
 }
 
 void quay__pool_caches_destroy(quay__pool *pool) {

@@ -227,6 +227,25 @@ Test(pool_streams, a_block_that_was_reused_and_freed_unused_is_still_pending) {
   end_pool();
 }
 
+/* The same for what is small, which a thread keeps apart from what work does not use. */
+Test(pool_streams, a_small_block_that_was_reused_and_freed_unused_is_told_as_pending) {
+  begin_pool("pool+late:0", 0);
+  quay_stream *const stream = stream_new(0);
+  quay_buffer *const buffer = create(4 * KIB, stream);
+  const uint64_t address = use_on(stream, buffer, QUAY_READ);
+  quay_buffer_release(buffer);
+  cr_assert_eq(pending_bytes(), 4 * KIB); /* and no longer kept by the thread */
+  const quay_alloc_options options = {.stream = stream};
+  quay_raw_buffer raw;
+  OK(quay_allocator_alloc(pool, 4 * KIB, &options, &raw));
+  cr_assert_eq(address_of(&raw), address);
+  quay_raw_buffer_free(&raw);
+  cr_assert_eq(pending_bytes(), 4 * KIB);
+  (void)late_run_all();
+  quay_stream_release(stream);
+  end_pool();
+}
+
 /* What is left below and above the block is still the stream's, with an event each. */
 Test(pool_streams, a_stream_gets_an_aligned_part_of_what_it_freed) {
   begin_pool("pool+late:0", 0);

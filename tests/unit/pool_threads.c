@@ -101,6 +101,53 @@ Test(pool_threads, what_fits_is_found_though_others_have_it_in_their_hands) {
   check_that_what_fits_is_found("pool:max=16MiB+cpu", MIB, 16);
 }
 
+/* Threads that do nothing but take back what they have just freed, while another one takes all that
+ * is kept and gives it back. */
+static atomic_bool enough;
+
+static void *take_back(void *size) {
+  const uint64_t bytes = (uint64_t)(uintptr_t)size;
+  uint64_t mark = (uint64_t)(uintptr_t)&bytes; /* a number of the thread's own */
+  while (!atomic_load_explicit(&enough, memory_order_relaxed)) {
+    quay_raw_buffer raw;
+    void *memory = NULL;
+    CHECK_OK(quay_allocator_alloc(pool, bytes, NULL, &raw));
+    CHECK_OK(quay_raw_buffer_host_pointer(&raw, &memory));
+    memcpy(memory, &mark, sizeof mark);
+    for (volatile int i = 0; i < 4; i++) {
+    }
+    cr_assert_eq(memcmp(memory, &mark, sizeof mark), 0, "somebody else has the block, too");
+    quay_raw_buffer_free(&raw);
+    mark += 1 << 20;
+  }
+  return NULL;
+}
+
+static void check_that_none_is_handed_out_twice(uint64_t bytes) {
+  pthread_t threads[2];
+  CHECK_OK(quay_allocator_open("pool+cpu", &pool));
+  for (size_t i = 0; i < 2; i++)
+    cr_assert_eq(pthread_create(&threads[i], NULL, take_back, (void *)(uintptr_t)bytes), 0);
+  for (int i = 0; i < STEPS / 10; i++) {
+    quay__pool_flush(quay__pool_of(pool));
+    for (volatile int wait = 0; wait < i % 512; wait++) {
+    }
+  }
+  atomic_store(&enough, true);
+  for (size_t i = 0; i < 2; i++)
+    pthread_join(threads[i], NULL);
+  atomic_store(&enough, false);
+  quay_stats stats;
+  CHECK_OK(quay_allocator_stats(pool, &stats));
+  cr_expect_eq(stats.live_count, 0);
+  quay_allocator_release(pool);
+}
+
+Test(pool_threads, what_a_thread_takes_back_is_not_given_to_another_one) {
+  check_that_none_is_handed_out_twice(4 * KIB);
+  check_that_none_is_handed_out_twice(MIB);
+}
+
 Test(pool_threads, what_fits_inside_a_limit_is_found_though_others_have_it_in_their_hands) {
   check_that_what_fits_is_found("pool:keep=tight+limit:64KiB+cpu", 4 * KIB, 16);
   check_that_what_fits_is_found("pool+limit:16MiB+cpu", MIB, 16);
