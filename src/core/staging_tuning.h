@@ -27,6 +27,12 @@ typedef struct quay__staging_tuning {
   bool own_slots;
   uint32_t streams;       /* that a device's slots take turns on; 0: as many as it says */
   bool stream_into_slots; /* slots are filled with streaming stores: slower on all devices so far */
+  /* To be measured. Files are read by calls, since slots are small; or of their mappings, where
+   * they can be leased, and then with or without asking whether their pages are in memory. What is
+   * touched can be asked for some pages ahead. */
+  bool lease_files;
+  bool trust_resident;
+  bool prefetch_into_slots;
   bool no_stand_ins; /* device memory is copied by its own backend, also where another is faster */
   /* Page-locked memory of another making, for segments of any device; NULL: the system's pages,
    * locked by the device. */

@@ -19,6 +19,7 @@
 #include "core/host_copy.h"
 #include "core/os.h"
 #include "core/staging.h"
+#include "core/staging_tuning.h"
 #include "core/thread.h"
 #include "mmap/mmap_impl.h"
 
@@ -209,7 +210,9 @@ static bool read_leased(const quay__mapping *mapping, uint64_t offset, unsigned 
       (quay__mapping *)(uintptr_t)mapping; /* NOLINT(performance-no-int-to-ptr) */
   if (!quay__lease_take(owner, false))
     return false;
-  const bool there = populate(mapping, offset, size) && is_resident(mapping, offset, size);
+  const bool trusted = quay__thread_in_staging && quay__staging_tuning_get()->trust_resident;
+  const bool there =
+      populate(mapping, offset, size) && (trusted || is_resident(mapping, offset, size));
   if (there && quay__thread_in_staging) {
     quay__staging_fill(memory, quay__mapping_at(mapping, offset), size);
   } else if (there) {

@@ -2,6 +2,8 @@
  * streams, several threads, failures of each call. Each test ends with a shutdown that must leave
  * nothing in the driver. */
 #include <criterion/criterion.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <quay/quay.h>
 #include <stdatomic.h>
@@ -18,6 +20,7 @@
 #include "sim_cuda/control.h"
 #include "support/files.h"
 #include "support/pattern.h"
+#include "support/skip.h"
 #include "support/sweep.h"
 
 #define KIB UINT64_C(1024)
@@ -75,11 +78,13 @@ static uint64_t pinned_bytes(void) {
 
 /* Reads that wait until so many threads are at it. */
 static atomic_uint readers_wanted, readers, most_readers;
+static atomic_uint_fast64_t read_bytes; /* by such calls */
 
 ssize_t __real_quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
 ssize_t __wrap_quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
 
 ssize_t __wrap_quay__os_pread(int file, void *buffer, size_t size, uint64_t offset) {
+  atomic_fetch_add(&read_bytes, size);
   if (atomic_load(&readers_wanted) == 0)
     return __real_quay__os_pread(file, buffer, size, offset);
   const unsigned now = atomic_fetch_add(&readers, 1) + 1;
@@ -179,6 +184,54 @@ Test(cuda_staging, every_byte_arrives_by_slots_that_are_filled_with_streaming_st
   quay__staging_tuning tuning = small_own(2);
   tuning.stream_into_slots = true;
   check_both_ways(&tuning);
+}
+
+Test(cuda_staging, every_byte_arrives_by_slots_that_are_filled_by_copies_that_prefetch) {
+  quay__staging_tuning tuning = small_own(1);
+  tuning.prefetch_into_slots = true;
+  check_both_ways(&tuning);
+}
+
+/* Has a file copied with pieces that are large enough to be leased, all but the last one. Returns
+ * the bytes that were read by calls. */
+static uint64_t read_by_calls(const char *path, uint64_t size, bool trusted) {
+  quay__staging_tuning tuning = *quay__staging_tuning_get();
+  tuning.lease_files = true;
+  tuning.trust_resident = trusted;
+  quay__staging_tuning_set(&tuning);
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *file = test_map(path, QUAY_MAP_READ_ONLY);
+  quay_buffer *there = pattern_buffer(device, size, 1);
+  atomic_store(&read_bytes, 0);
+  MUST(quay_buffer_copy_from(there, file));
+  const uint64_t by_calls = atomic_load(&read_bytes);
+  cr_assert(test_buffer_is(there, 0, 3));
+  quay_buffer_release(there);
+  quay_buffer_release(file);
+  quay_allocator_release(device);
+  quay__staging_tuning_set(NULL);
+  return by_calls;
+}
+
+Test(cuda_staging, files_are_read_of_their_mappings_where_they_are_leased) {
+  const uint64_t size = 9 * MIB + 4321;
+  const char *path = test_file("a", size, 3);
+  const int probe = open(path, O_RDONLY | O_CLOEXEC);
+  const int error = quay__os_lease(probe, false) == 0 ? 0 : errno;
+  close(probe);
+  if (error != 0)
+    quay_test_skip("lease", "no lease can be had here: %s", strerror(error));
+  cr_assert_lt(read_by_calls(path, size, false), size / 8);
+  cr_assert_lt(read_by_calls(path, size, true), size / 8);
+}
+
+Test(cuda_staging, files_that_cannot_be_leased_are_read_by_calls) {
+  const uint64_t size = 9 * MIB + 4321;
+  const char *path = test_file("a", size, 3);
+  const int writer = open(path, O_RDWR | O_CLOEXEC);
+  cr_assert_geq(writer, 0);
+  cr_assert_geq(read_by_calls(path, size, true), size);
+  close(writer);
 }
 
 Test(cuda_staging, every_byte_arrives_by_slots_of_the_threads_own_that_are_handed_over_together) {
