@@ -1,22 +1,11 @@
 /* Where the time of staged copies goes: host memory and files to a device and back, beside the
  * driver's copy of page-locked memory in the same run, with what limits each of them. No Google
- * Benchmark: one line a copy. The engine can be set up by hand, or by staging_sweep.c in every way
- * that makes sense.
- *
- *   bench_staging [--device SPEC] [--size MIB] [--runs N] [--file PATH] [--beside SPEC]
- *                 [--threads N] [--slots N] [--slot-size MIB] [--shared] [--streams N] [--batch N |
- * --single]
- *                 [--least MIB] [--in-flight MIB]
- *                 [--stores plain|streaming] [--pin register|alloc] [--pin-threads]
- *                 [--by-mapping] [--written] [--limits] [--sweep [--seconds N]]
- *
- * --by-mapping makes the file through a mapping, --written keeps it open for writing: then it can't
- * be leased. */
+ * Benchmark: one line a copy. The engine can be set up by hand, in several ways that take turns
+ * (staging_turns.c), or in every way that makes sense (staging_sweep.c). staging_options.c lists
+ * the options. */
 #include "staging.h"
 
 #include <fcntl.h>
-#include <getopt.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,25 +106,24 @@ void bench_check_bytes(const bench *all, quay_buffer *buffer, uint64_t size, con
   free(read);
 }
 
-/* Both directions, with every byte of the last copies checked. */
-static void measure_all(const bench *all, const char *prefix) {
-  const struct {
-    const char *name;
-    quay_buffer *to, *from;
-    bool into;
-  } ways[] = {
+direction bench_direction(const bench *all, const variant *chosen, int which) {
+  const direction directions[DIRECTIONS] = {
       {"memory to device", all->there, all->here, true},
-      {"file to device", all->there, all->file, true},
+      {"file to device", all->there, all->files[chosen->by_mapping], true},
       {"device to memory", all->here, all->there, false},
       {"device to file", all->out_file, all->there, false},
   };
-  for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
-    char name[80];
-    snprintf(name, sizeof name, "%s%s", prefix, ways[i].name);
-    bench_check(quay_buffer_fill(ways[i].to, "\x5a", 1), "clearing");
-    const sample median = bench_median(all->set.runs, ways[i].to, ways[i].from);
-    bench_print_line(name, all->set.size, &median, ways[i].into ? all->in : all->out);
-    bench_check_bytes(all, ways[i].to, all->set.size, name);
+  return directions[which];
+}
+
+/* All directions, with every byte of the last copies checked. */
+static void measure_all(const bench *all) {
+  for (int i = 0; i < DIRECTIONS; i++) {
+    const direction one = bench_direction(all, &all->set.variant, i);
+    bench_check(quay_buffer_fill(one.to, "\x5a", 1), "clearing");
+    const sample median = bench_median(all->set.runs, one.to, one.from);
+    bench_print_line(one.name, all->set.size, &median, one.into ? all->in : all->out);
+    bench_check_bytes(all, one.to, all->set.size, one.name);
   }
 }
 
@@ -194,15 +182,22 @@ static void write_file(const char *name, const unsigned char *bytes, uint64_t si
   bench_check(whole && close(file) == 0 ? QUAY_OK : QUAY_STATUS_IO, name);
 }
 
-static void make_file(bench *all) {
-  char path[64] = "/tmp/quay-bench-staging-XXXXXX";
-  if (all->set.path == NULL) {
-    const int file = mkstemp(path);
-    bench_check(file >= 0 && close(file) == 0 ? QUAY_OK : QUAY_STATUS_IO, "a temporary file");
+/* A file that is gone with its buffers. Without a path of the user's a temporary one. */
+static void name_file(const settings *set, char *out, size_t size) {
+  if (set->path != NULL) {
+    snprintf(out, size, "%s", set->path);
+    return;
   }
-  const char *name = all->set.path != NULL ? all->set.path : path;
-  const quay_file_options replace = {.replace = true};
-  if (all->set.by_mapping) {
+  snprintf(out, size, "/tmp/quay-bench-staging-XXXXXX");
+  const int file = mkstemp(out);
+  bench_check(file >= 0 && close(file) == 0 ? QUAY_OK : QUAY_STATUS_IO, "a temporary file");
+}
+
+static void make_file(bench *all, bool by_mapping) {
+  char name[4096];
+  name_file(&all->set, name, sizeof name);
+  if (by_mapping) {
+    const quay_file_options replace = {.replace = true};
     quay_buffer *made = NULL;
     bench_check(quay_file_create(name, all->set.size, &replace, &made), name);
     bench_check(quay_buffer_copy_in(made, all->bytes, all->set.size), name);
@@ -210,10 +205,23 @@ static void make_file(bench *all) {
   } else {
     write_file(name, all->bytes, all->set.size);
   }
-  if (all->set.written)
-    all->writer = open(name, O_RDWR | O_CLOEXEC);
-  bench_check(quay_map_file(name, NULL, &all->file), name);
+  all->places[by_mapping] = open(name, O_PATH | O_CLOEXEC);
+  bench_check(all->places[by_mapping] >= 0 ? QUAY_OK : QUAY_STATUS_IO, name);
+  bench_check(quay_map_file(name, NULL, &all->files[by_mapping]), name);
   (void)unlink(name);
+}
+
+static void make_files(bench *all) {
+  const quay_file_options replace = {.replace = true};
+  char name[4096];
+  make_file(all, all->set.variant.by_mapping);
+  for (int i = 0; i < all->set.turn_count; i++) {
+    const bool by_mapping = all->set.turns[i].variant.by_mapping;
+    if (all->files[by_mapping] == NULL)
+      make_file(all, by_mapping);
+  }
+  all->file = all->files[all->set.variant.by_mapping];
+  name_file(&all->set, name, sizeof name);
   bench_check(quay_file_create(name, all->set.size, &replace, &all->out_file), name);
   (void)unlink(name);
 }
@@ -232,7 +240,7 @@ static void open_all(bench *all) {
   all->here = bench_buffer(cpu, all->set.size);
   bench_check(quay_buffer_copy_in(all->here, all->bytes, all->set.size), "filling");
   bench_check(quay_buffer_copy_in(all->pinned, all->bytes, all->set.size), "filling");
-  make_file(all);
+  make_files(all);
   quay_allocator_release(pinned);
   quay_allocator_release(cpu);
 }
@@ -241,115 +249,33 @@ static void close_all(bench *all) {
   quay_buffer_release(all->there);
   quay_buffer_release(all->here);
   quay_buffer_release(all->pinned);
-  quay_buffer_release(all->file);
+  for (int i = 0; i < 2; i++) {
+    quay_buffer_release(all->files[i]);
+    if (all->places[i] >= 0)
+      (void)close(all->places[i]);
+  }
   quay_buffer_release(all->out_file);
   quay_allocator_release(all->allocator);
   free(all->bytes);
-  if (all->writer > 0)
-    (void)close(all->writer);
 }
 
-static bool are_streaming(const char *stores) {
-  if (strcmp(stores, "plain") != 0 && strcmp(stores, "streaming") != 0) {
-    fprintf(stderr, "bench_staging: --stores is plain or streaming, and not %s\n", stores);
-    exit(2);
+static void measure(const bench *all) {
+  bench_print_titles();
+  bench_use(all, &all->set.variant);
+  measure_cold(all);
+  measure_all(all);
+  if (all->set.beside != NULL)
+    bench_beside(all);
+  if (all->set.limits) {
+    bench_limits(all);
+    bench_files(all);
   }
-  return strcmp(stores, "streaming") == 0;
-}
-
-static void parse_variant(int option, variant *out) {
-  const uint32_t number = optarg != NULL ? (uint32_t)strtoul(optarg, NULL, 10) : 0;
-  if (option == 't')
-    out->threads = number;
-  if (option == 'n')
-    out->slots = number;
-  if (option == 'c')
-    out->slot = (uint64_t)(strtod(optarg, NULL) * (double)MIB);
-  if (option == 'm')
-    out->streams = number;
-  if (option == 'a')
-    out->batch = number;
-  if (option == 'q')
-    out->single = true;
-  if (option == 'i')
-    out->least = number * MIB;
-  if (option == 'j')
-    out->in_flight = number * MIB;
-  if (option == 'o')
-    out->shared = true;
-  if (option == 'b')
-    out->bound = true;
-  if (option == 'g')
-    out->streaming = are_streaming(optarg);
-  if (option == 'p')
-    out->driver = optarg != NULL && strcmp(optarg, "alloc") == 0;
-}
-
-static settings parse(int argc, char **argv) {
-  settings set = {.device = "cuda:0", .size = 2048 * MIB, .runs = 5, .seconds = 240};
-  if (getenv("QUAY_BENCH_SMOKE") != NULL) {
-    set.size = 3 * MIB;
-    set.runs = 1;
-    set.seconds = 2;
-  }
-  static const struct option options[] = {{"device", required_argument, NULL, 'd'},
-                                          {"size", required_argument, NULL, 's'},
-                                          {"beside", required_argument, NULL, 'e'},
-                                          {"runs", required_argument, NULL, 'r'},
-                                          {"file", required_argument, NULL, 'f'},
-                                          {"sweep", no_argument, NULL, 'w'},
-                                          {"seconds", required_argument, NULL, 'x'},
-                                          {"threads", required_argument, NULL, 't'},
-                                          {"slots", required_argument, NULL, 'n'},
-                                          {"slot-size", required_argument, NULL, 'c'},
-                                          {"streams", required_argument, NULL, 'm'},
-                                          {"shared", no_argument, NULL, 'o'},
-                                          {"pin-threads", no_argument, NULL, 'b'},
-                                          {"stores", required_argument, NULL, 'g'},
-                                          {"pin", required_argument, NULL, 'p'},
-                                          {"written", no_argument, NULL, 'y'},
-                                          {"limits", no_argument, NULL, 'l'},
-                                          {"batch", required_argument, NULL, 'a'},
-                                          {"by-mapping", no_argument, NULL, 'k'},
-                                          {"least", required_argument, NULL, 'i'},
-                                          {"single", no_argument, NULL, 'q'},
-                                          {"in-flight", required_argument, NULL, 'j'},
-                                          {0}};
-  for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-    if (option == 'd')
-      set.device = optarg;
-    if (option == 'e')
-      set.beside = optarg;
-    if (option == 's')
-      set.size = strtoull(optarg, NULL, 10) * MIB;
-    if (option == 'r')
-      set.runs = (int)strtol(optarg, NULL, 10);
-    if (option == 'f')
-      set.path = optarg;
-    if (option == 'w')
-      set.sweep = true;
-    if (option == 'k')
-      set.by_mapping = true;
-    if (option == 'y')
-      set.written = true;
-    if (option == 'l')
-      set.limits = true;
-    if (option == 'x')
-      set.seconds = (int)strtol(optarg, NULL, 10);
-    if (option == '?')
-      exit(2);
-    parse_variant(option, &set.variant);
-  }
-  if (set.size == 0 || set.runs < 1 || set.runs > RUNS_MAX || set.seconds < 1 || optind != argc) {
-    fprintf(stderr,
-            "bench_staging: --size, --runs and --seconds take numbers above 0, at most 99 runs\n");
-    exit(2);
-  }
-  return set;
+  if (all->set.sweep)
+    bench_sweep(all);
 }
 
 int main(int argc, char **argv) {
-  bench all = {.set = parse(argc, argv)};
+  bench all = {.set = bench_parse(argc, argv), .places = {-1, -1}};
   quay_allocator *probe = NULL;
   if (quay_allocator_open(all.set.device, &probe) != QUAY_OK) {
     printf("skipped: %s\n", quay_last_error()->message);
@@ -361,18 +287,11 @@ int main(int argc, char **argv) {
   all.out = bench_driver_rate(&all, all.pinned, all.there);
   printf("%s, %llu MiB, medians of %d; page-locked memory by the driver: %.2f GB/s in, %.2f out\n",
          all.set.device, (unsigned long long)(all.set.size / MIB), all.set.runs, all.in, all.out);
-  bench_print_titles();
-  bench_use(&all, &all.set.variant);
-  measure_cold(&all);
-  measure_all(&all, "");
-  if (all.set.beside != NULL)
-    bench_beside(&all);
-  if (all.set.limits) {
-    bench_limits(&all);
-    bench_files(&all);
+  if (all.set.turn_count != 0) {
+    bench_turns(&all);
+  } else {
+    measure(&all);
   }
-  if (all.set.sweep)
-    bench_sweep(&all);
   /* Memory of the driver's making has to go before its allocator. */
   bench_use(&all, &(variant){.threads = 0});
   bench_check(quay_collect(NULL), "collecting");

@@ -13,7 +13,9 @@
 #define MIB ((uint64_t)1 << 20)
 
 enum {
-  RUNS_MAX = 99
+  RUNS_MAX = 99,
+  TURNS_MAX = 24,
+  DIRECTIONS = 4,
 };
 
 /* How the engine is set up; zeros are its defaults. */
@@ -28,9 +30,20 @@ typedef struct variant {
   bool streaming;            /* stores into slots */
   bool driver;               /* the driver allocates the slots; else they are registered */
   bool bound;                /* each thread to a processor */
+  bool prefetch;             /* what goes into slots, some pages ahead */
+  bool leased;               /* files that can be are read of their mappings */
+  bool trusted;              /* leased files: nobody asks whether their pages are in memory */
+  bool by_mapping;           /* the file is made through a mapping, not by write */
+  bool written;              /* it is open for writing, too, so that it can't be leased */
   uint64_t least, in_flight; /* bytes of a batch, and under way, at least; see staging_tuning.h */
   uint64_t segment;          /* bytes of memory that the engine makes at a time, at least */
 } variant;
+
+/* One of several that take turns. */
+typedef struct turn {
+  const char *name;
+  variant variant;
+} turn;
 
 typedef struct settings {
   const char *device;
@@ -40,20 +53,32 @@ typedef struct settings {
   int runs;
   bool sweep;
   bool limits;
-  bool by_mapping; /* the file is made through a mapping, not by write */
-  bool written;    /* the file is open for writing, too, so that it can't be leased */
-  int seconds;     /* that a sweep may take */
+  bool back;   /* turns: from the device, too */
+  int seconds; /* that a sweep may take */
   variant variant;
+  turn turns[TURNS_MAX];
+  int turn_count;
 } settings;
 
 typedef struct bench {
   settings set;
   quay_allocator *allocator;
   quay_buffer *there, *here, *pinned, *file, *out_file;
+  /* By whether they are made through a mapping: `file` is one of them, the other one is there if a
+   * turn wants it. Descriptors name their files, which have no paths any more. */
+  quay_buffer *files[2];
+  int places[2];
   unsigned char *bytes;
-  int writer;     /* of the file; 0: none */
   double in, out; /* GB/s of the driver's copies */
 } bench;
+
+/* What is copied from where. */
+typedef struct direction {
+  const char *name;
+  quay_buffer *to;
+  const quay_buffer *from;
+  bool into; /* the device */
+} direction;
 
 /* One timed copy. */
 typedef struct sample {
@@ -63,6 +88,12 @@ typedef struct sample {
 
 /* Ends the program if the status is not OK. */
 void bench_check(quay_status status, const char *what);
+
+/* staging_options.c: what the command line says; ends the program if it is wrong. */
+settings bench_parse(int argc, char **argv);
+
+/* Of a file as the variant has it: 0 and 1 are the ways into the device. */
+direction bench_direction(const bench *all, const variant *chosen, int which);
 
 quay_buffer *bench_buffer(quay_allocator *allocator, uint64_t size);
 sample bench_copy(quay_buffer *to, const quay_buffer *from);
@@ -86,6 +117,9 @@ void bench_beside(const bench *all);
 
 /* staging_files.c: what the file system gives. */
 void bench_files(const bench *all);
+
+/* staging_turns.c: the ways of --turns, measured in turns. */
+void bench_turns(const bench *all);
 
 /* staging_sweep.c */
 

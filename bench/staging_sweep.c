@@ -2,6 +2,7 @@
  * slots are and how large, what pins them, what stores fill them, how many streams there are. Ends
  * with the best ones, and with the best that each single choice allows. */
 #include <dirent.h>
+#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,6 +111,42 @@ static void bind_threads(bool bound) {
     closedir(tasks);
 }
 
+/* 0: as the environment had it. */
+static void set_threads(uint32_t threads) {
+  static char before[32];
+  static bool known;
+  const char *now = getenv("QUAY_COPY_THREADS");
+  if (!known && now != NULL)
+    snprintf(before, sizeof before, "%s", now);
+  known = true;
+  char text[16];
+  snprintf(text, sizeof text, "%u", threads);
+  if (threads != 0) {
+    (void)setenv("QUAY_COPY_THREADS", text, 1);
+  } else if (before[0] != '\0') {
+    (void)setenv("QUAY_COPY_THREADS", before, 1);
+  } else {
+    (void)unsetenv("QUAY_COPY_THREADS");
+  }
+}
+
+/* Has the files open for writing, or not. */
+static void set_written(const bench *all, bool written) {
+  static int writers[2] = {-1, -1};
+  for (int i = 0; i < 2; i++) {
+    if (!written && writers[i] >= 0) {
+      (void)close(writers[i]);
+      writers[i] = -1;
+    }
+    if (!written || writers[i] >= 0 || all->places[i] < 0)
+      continue;
+    char name[48];
+    snprintf(name, sizeof name, "/proc/self/fd/%d", all->places[i]);
+    writers[i] = open(name, O_RDWR | O_CLOEXEC);
+    bench_check(writers[i] >= 0 ? QUAY_OK : QUAY_STATUS_IO, name);
+  }
+}
+
 void bench_use(const bench *all, const variant *chosen) {
   static bool was_driver;
   static quay__staging_tuning tuning;
@@ -136,6 +173,9 @@ void bench_use(const bench *all, const variant *chosen) {
     tuning.segment = chosen->segment;
   tuning.own_slots = !chosen->shared;
   tuning.stream_into_slots = chosen->streaming;
+  tuning.prefetch_into_slots = chosen->prefetch;
+  tuning.lease_files = chosen->leased;
+  tuning.trust_resident = chosen->trusted;
   if (chosen->driver) {
     char spec[160];
     snprintf(spec, sizeof spec, "%s,memory=pinned", all->set.device);
@@ -147,11 +187,8 @@ void bench_use(const bench *all, const variant *chosen) {
     quay_allocator_release(pinned);
     pinned = NULL;
   }
-  if (chosen->threads != 0) {
-    char text[16];
-    snprintf(text, sizeof text, "%u", chosen->threads);
-    (void)setenv("QUAY_COPY_THREADS", text, 1);
-  }
+  set_threads(chosen->threads);
+  set_written(all, chosen->written || all->set.variant.written);
   quay__staging_tuning_set(&tuning);
   if (chosen->bound) /* the threads have to be there */
     (void)bench_median(1, all->there, all->here);

@@ -1,0 +1,201 @@
+/* The command line of bench_staging:
+ *
+ *   bench_staging [--device SPEC] [--size MIB] [--runs N] [--file PATH] [--beside SPEC]
+ *                 [--limits] [--sweep [--seconds N]] [--turns TURNS [--back]] [WAY ...]
+ *
+ * A way to set the engine up, in which MIB may be a fraction:
+ *
+ *   --threads N, --slots N, --slot-size MIB, --shared, --streams N, --batch N or --single,
+ *   --least MIB, --in-flight MIB, --stores plain|streaming, --pin register|alloc, --pin-threads,
+ *   --prefetch, --leased, --trust-resident, --by-mapping, --written
+ *
+ * --by-mapping makes the file through a mapping, --written keeps it open for writing: then it can't
+ * be leased. TURNS are "NAME: WAY; NAME: WAY; ...", or a line each: what one does not say is as the
+ * way of the command line. */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "staging.h"
+
+enum {
+  WORDS_MAX = 64
+};
+
+/* Those of a way come last. */
+static const struct option options[] = {
+    {"device", required_argument, NULL, 'd'},    {"size", required_argument, NULL, 's'},
+    {"beside", required_argument, NULL, 'e'},    {"runs", required_argument, NULL, 'r'},
+    {"file", required_argument, NULL, 'f'},      {"sweep", no_argument, NULL, 'w'},
+    {"seconds", required_argument, NULL, 'x'},   {"limits", no_argument, NULL, 'l'},
+    {"turns", required_argument, NULL, 'u'},     {"back", no_argument, NULL, 'v'},
+    {"threads", required_argument, NULL, 't'},   {"slots", required_argument, NULL, 'n'},
+    {"slot-size", required_argument, NULL, 'c'}, {"streams", required_argument, NULL, 'm'},
+    {"shared", no_argument, NULL, 'o'},          {"pin-threads", no_argument, NULL, 'b'},
+    {"stores", required_argument, NULL, 'g'},    {"pin", required_argument, NULL, 'p'},
+    {"prefetch", no_argument, NULL, 'h'},        {"leased", no_argument, NULL, 'L'},
+    {"trust-resident", no_argument, NULL, 'z'},  {"written", no_argument, NULL, 'y'},
+    {"batch", required_argument, NULL, 'a'},     {"by-mapping", no_argument, NULL, 'k'},
+    {"least", required_argument, NULL, 'i'},     {"single", no_argument, NULL, 'q'},
+    {"in-flight", required_argument, NULL, 'j'}, {0}};
+
+static const struct option *options_of_ways(void) {
+  const struct option *first = options;
+  while (first->val != 't')
+    first++;
+  return first;
+}
+
+static bool is_second(const char *first, const char *second, const char *option) {
+  if (strcmp(optarg, first) != 0 && strcmp(optarg, second) != 0) {
+    fprintf(stderr, "bench_staging: %s is %s or %s, and not %s\n", option, first, second, optarg);
+    exit(2);
+  }
+  return strcmp(optarg, second) == 0;
+}
+
+/* Of MiB. */
+static uint64_t bytes_of(const char *text) {
+  return (uint64_t)(strtod(text, NULL) * (double)MIB);
+}
+
+static void parse_switch(int option, variant *out) {
+  if (option == 'q')
+    out->single = true;
+  if (option == 'o')
+    out->shared = true;
+  if (option == 'b')
+    out->bound = true;
+  if (option == 'h')
+    out->prefetch = true;
+  if (option == 'L')
+    out->leased = true;
+  if (option == 'z')
+    out->trusted = true;
+  if (option == 'y')
+    out->written = true;
+  if (option == 'k')
+    out->by_mapping = true;
+}
+
+static void parse_variant(int option, variant *out) {
+  const uint32_t number = optarg != NULL ? (uint32_t)strtoul(optarg, NULL, 10) : 0;
+  parse_switch(option, out);
+  if (option == 't')
+    out->threads = number;
+  if (option == 'n')
+    out->slots = number;
+  if (option == 'c')
+    out->slot = bytes_of(optarg);
+  if (option == 'm')
+    out->streams = number;
+  if (option == 'a')
+    out->batch = number;
+  if (option == 'i')
+    out->least = bytes_of(optarg);
+  if (option == 'j')
+    out->in_flight = bytes_of(optarg);
+  if (option == 'g')
+    out->streaming = is_second("plain", "streaming", "--stores");
+  if (option == 'p')
+    out->driver = is_second("register", "alloc", "--pin");
+}
+
+static void refuse_turns(const char *why, const char *text) {
+  fprintf(
+      stderr,
+      "bench_staging: --turns takes \"NAME: OPTIONS; NAME: OPTIONS; ...\" of at most %d ways; %s"
+      " \"%s\"\n",
+      TURNS_MAX, why, text);
+  exit(2);
+}
+
+/* Cuts the text into words, which stay in it. */
+static void parse_turn(char *text, const variant *usual, turn *out) {
+  static char program[] = "bench_staging"; /* for messages */
+  char *words[WORDS_MAX + 2] = {program};
+  int count = 1;
+  char *colon = strchr(text, ':');
+  if (colon == NULL)
+    refuse_turns("there is no name and colon in", text);
+  *colon = '\0';
+  *out = (turn){.name = text + strspn(text, " \t"), .variant = *usual};
+  if (out->name[0] == '\0')
+    refuse_turns("there is no name before", colon + 1);
+  char *rest = NULL;
+  for (char *word = strtok_r(colon + 1, " \t", &rest); word != NULL;
+       word = strtok_r(NULL, " \t", &rest)) {
+    if (count > WORDS_MAX)
+      refuse_turns("there are too many options from", word);
+    words[count++] = word;
+  }
+  optind = 0; /* begins anew */
+  for (int option; (option = getopt_long(count, words, "", options_of_ways(), NULL)) != -1;) {
+    if (option == '?')
+      exit(2);
+    parse_variant(option, &out->variant);
+  }
+  if (optind != count)
+    refuse_turns("there is no option", words[optind]);
+}
+
+static void parse_turns(char *text, settings *inout) {
+  char *rest = NULL;
+  for (char *one = strtok_r(text, ";\n", &rest); one != NULL; one = strtok_r(NULL, ";\n", &rest)) {
+    if (one[strspn(one, " \t")] == '\0')
+      continue;
+    if (inout->turn_count == TURNS_MAX)
+      refuse_turns("one too many is", one);
+    parse_turn(one, &inout->variant, &inout->turns[inout->turn_count++]);
+  }
+  if (inout->turn_count == 0)
+    refuse_turns("there is none in", text);
+}
+
+static void parse_setting(int option, settings *out) {
+  if (option == 'd')
+    out->device = optarg;
+  if (option == 'e')
+    out->beside = optarg;
+  if (option == 's')
+    out->size = strtoull(optarg, NULL, 10) * MIB;
+  if (option == 'r')
+    out->runs = (int)strtol(optarg, NULL, 10);
+  if (option == 'f')
+    out->path = optarg;
+  if (option == 'w')
+    out->sweep = true;
+  if (option == 'l')
+    out->limits = true;
+  if (option == 'v')
+    out->back = true;
+  if (option == 'x')
+    out->seconds = (int)strtol(optarg, NULL, 10);
+}
+
+settings bench_parse(int argc, char **argv) {
+  settings set = {.device = "cuda:0", .size = 2048 * MIB, .runs = 5, .seconds = 240};
+  char *turns = NULL;
+  if (getenv("QUAY_BENCH_SMOKE") != NULL) {
+    set.size = 3 * MIB;
+    set.runs = 1;
+    set.seconds = 2;
+  }
+  for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+    if (option == '?')
+      exit(2);
+    if (option == 'u')
+      turns = optarg;
+    parse_setting(option, &set);
+    parse_variant(option, &set.variant);
+  }
+  if (set.size == 0 || set.runs < 1 || set.runs > RUNS_MAX || set.seconds < 1 || optind != argc) {
+    fprintf(stderr,
+            "bench_staging: --size, --runs and --seconds take numbers above 0, at most 99 runs\n");
+    exit(2);
+  }
+  if (turns != NULL)
+    parse_turns(turns, &set);
+  return set;
+}
