@@ -42,6 +42,7 @@ typedef struct variant {
 /* One of several that take turns. */
 typedef struct turn {
   const char *name;
+  bool anew; /* as the first copy of a mapping */
   variant variant;
 } turn;
 

@@ -11,7 +11,7 @@
  *
  * --by-mapping makes the file through a mapping, --written keeps it open for writing: then it can't
  * be leased. TURNS are "NAME: WAY; NAME: WAY; ...", or a line each: what one does not say is as the
- * way of the command line. */
+ * way of the command line. One with --anew copies as if its file had just been mapped. */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,26 +23,40 @@ enum {
   WORDS_MAX = 64
 };
 
-/* Those of a way come last. */
-static const struct option options[] = {
-    {"device", required_argument, NULL, 'd'},    {"size", required_argument, NULL, 's'},
-    {"beside", required_argument, NULL, 'e'},    {"runs", required_argument, NULL, 'r'},
-    {"file", required_argument, NULL, 'f'},      {"sweep", no_argument, NULL, 'w'},
-    {"seconds", required_argument, NULL, 'x'},   {"limits", no_argument, NULL, 'l'},
-    {"turns", required_argument, NULL, 'u'},     {"back", no_argument, NULL, 'v'},
-    {"threads", required_argument, NULL, 't'},   {"slots", required_argument, NULL, 'n'},
-    {"slot-size", required_argument, NULL, 'c'}, {"streams", required_argument, NULL, 'm'},
-    {"shared", no_argument, NULL, 'o'},          {"pin-threads", no_argument, NULL, 'b'},
-    {"stores", required_argument, NULL, 'g'},    {"pin", required_argument, NULL, 'p'},
-    {"prefetch", no_argument, NULL, 'h'},        {"leased", no_argument, NULL, 'L'},
-    {"trust-resident", no_argument, NULL, 'z'},  {"written", no_argument, NULL, 'y'},
-    {"batch", required_argument, NULL, 'a'},     {"by-mapping", no_argument, NULL, 'k'},
-    {"least", required_argument, NULL, 'i'},     {"single", no_argument, NULL, 'q'},
-    {"in-flight", required_argument, NULL, 'j'}, {0}};
+/* Those of a way come last, and first of them the one that --turns alone takes. */
+static const struct option options[] = {{"device", required_argument, NULL, 'd'},
+                                        {"size", required_argument, NULL, 's'},
+                                        {"beside", required_argument, NULL, 'e'},
+                                        {"runs", required_argument, NULL, 'r'},
+                                        {"file", required_argument, NULL, 'f'},
+                                        {"sweep", no_argument, NULL, 'w'},
+                                        {"seconds", required_argument, NULL, 'x'},
+                                        {"limits", no_argument, NULL, 'l'},
+                                        {"turns", required_argument, NULL, 'u'},
+                                        {"back", no_argument, NULL, 'v'},
+                                        {"anew", no_argument, NULL, 'A'},
+                                        {"threads", required_argument, NULL, 't'},
+                                        {"slots", required_argument, NULL, 'n'},
+                                        {"slot-size", required_argument, NULL, 'c'},
+                                        {"streams", required_argument, NULL, 'm'},
+                                        {"shared", no_argument, NULL, 'o'},
+                                        {"pin-threads", no_argument, NULL, 'b'},
+                                        {"stores", required_argument, NULL, 'g'},
+                                        {"pin", required_argument, NULL, 'p'},
+                                        {"prefetch", no_argument, NULL, 'h'},
+                                        {"leased", no_argument, NULL, 'L'},
+                                        {"trust-resident", no_argument, NULL, 'z'},
+                                        {"written", no_argument, NULL, 'y'},
+                                        {"batch", required_argument, NULL, 'a'},
+                                        {"by-mapping", no_argument, NULL, 'k'},
+                                        {"least", required_argument, NULL, 'i'},
+                                        {"single", no_argument, NULL, 'q'},
+                                        {"in-flight", required_argument, NULL, 'j'},
+                                        {0}};
 
 static const struct option *options_of_ways(void) {
   const struct option *first = options;
-  while (first->val != 't')
+  while (first->val != 'A')
     first++;
   return first;
 }
@@ -134,6 +148,7 @@ static void parse_turn(char *text, const variant *usual, turn *out) {
   for (int option; (option = getopt_long(count, words, "", options_of_ways(), NULL)) != -1;) {
     if (option == '?')
       exit(2);
+    out->anew = out->anew || option == 'A';
     parse_variant(option, &out->variant);
   }
   if (optind != count)
@@ -183,8 +198,10 @@ settings bench_parse(int argc, char **argv) {
     set.seconds = 2;
   }
   for (int option; (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
-    if (option == '?')
+    if (option == '?' || option == 'A') {
+      fprintf(stderr, "bench_staging: bench/README.md lists the options; --anew is one of turns\n");
       exit(2);
+    }
     if (option == 'u')
       turns = optarg;
     parse_setting(option, &set);
