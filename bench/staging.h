@@ -30,9 +30,7 @@ typedef struct variant {
   bool streaming;            /* stores into slots */
   bool driver;               /* the driver allocates the slots; else they are registered */
   bool bound;                /* each thread to a processor */
-  bool prefetch;             /* what goes into slots, some pages ahead */
-  bool leased;               /* files that can be are read of their mappings */
-  bool trusted;              /* leased files: nobody asks whether their pages are in memory */
+  int leases;                /* quay__staging_leases: when files are read of their mappings */
   bool by_mapping;           /* the file is made through a mapping, not by write */
   bool written;              /* it is open for writing, too, so that it can't be leased */
   uint64_t least, in_flight; /* bytes of a batch, and under way, at least; see staging_tuning.h */

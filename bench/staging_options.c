@@ -7,7 +7,7 @@
  *
  *   --threads N, --slots N, --slot-size MIB, --shared, --streams N, --batch N or --single,
  *   --least MIB, --in-flight MIB, --stores plain|streaming, --pin register|alloc, --pin-threads,
- *   --prefetch, --leased, --trust-resident, --by-mapping, --written
+ *   --leases again|at-once|never, --by-mapping, --written
  *
  * --by-mapping makes the file through a mapping, --written keeps it open for writing: then it can't
  * be leased. TURNS are "NAME: WAY; NAME: WAY; ...", or a line each: what one does not say is as the
@@ -43,9 +43,7 @@ static const struct option options[] = {{"device", required_argument, NULL, 'd'}
                                         {"pin-threads", no_argument, NULL, 'b'},
                                         {"stores", required_argument, NULL, 'g'},
                                         {"pin", required_argument, NULL, 'p'},
-                                        {"prefetch", no_argument, NULL, 'h'},
-                                        {"leased", no_argument, NULL, 'L'},
-                                        {"trust-resident", no_argument, NULL, 'z'},
+                                        {"leases", required_argument, NULL, 'L'},
                                         {"written", no_argument, NULL, 'y'},
                                         {"batch", required_argument, NULL, 'a'},
                                         {"by-mapping", no_argument, NULL, 'k'},
@@ -69,6 +67,20 @@ static bool is_second(const char *first, const char *second, const char *option)
   return strcmp(optarg, second) == 0;
 }
 
+static int leases_of(const char *text) {
+  static const char *const names[] = {
+      [QUAY__LEASES_AGAIN] = "again",
+      [QUAY__LEASES_AT_ONCE] = "at-once",
+      [QUAY__LEASES_NEVER] = "never",
+  };
+  for (int i = 0; i < 3; i++) {
+    if (strcmp(text, names[i]) == 0)
+      return i;
+  }
+  fprintf(stderr, "bench_staging: --leases is again, at-once or never, and not %s\n", text);
+  exit(2);
+}
+
 /* Of MiB. */
 static uint64_t bytes_of(const char *text) {
   return (uint64_t)(strtod(text, NULL) * (double)MIB);
@@ -81,12 +93,6 @@ static void parse_switch(int option, variant *out) {
     out->shared = true;
   if (option == 'b')
     out->bound = true;
-  if (option == 'h')
-    out->prefetch = true;
-  if (option == 'L')
-    out->leased = true;
-  if (option == 'z')
-    out->trusted = true;
   if (option == 'y')
     out->written = true;
   if (option == 'k')
@@ -114,6 +120,8 @@ static void parse_variant(int option, variant *out) {
     out->streaming = is_second("plain", "streaming", "--stores");
   if (option == 'p')
     out->driver = is_second("register", "alloc", "--pin");
+  if (option == 'L')
+    out->leases = leases_of(optarg);
 }
 
 static void refuse_turns(const char *why, const char *text) {

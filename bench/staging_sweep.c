@@ -173,9 +173,7 @@ void bench_use(const bench *all, const variant *chosen) {
     tuning.segment = chosen->segment;
   tuning.own_slots = !chosen->shared;
   tuning.stream_into_slots = chosen->streaming;
-  tuning.prefetch_into_slots = chosen->prefetch;
-  tuning.lease_files = chosen->leased;
-  tuning.trust_resident = chosen->trusted;
+  tuning.leases = (quay__staging_leases)chosen->leases;
   if (chosen->driver) {
     char spec[160];
     snprintf(spec, sizeof spec, "%s,memory=pinned", all->set.device);

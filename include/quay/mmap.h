@@ -16,7 +16,8 @@
  * is not seen until the file is mapped again.
  *
  * To read faster, copies of 8 MiB and more out of read-only and shared mappings may enter pages of
- * the file that are in the page cache into the mapping. These count as resident memory of the
+ * the file that are in the page cache into the mapping; copies to devices only once as many bytes
+ * have been copied as the mapping has. These count as resident memory of the
  * process, clean and reclaimable, at most a quarter of the machine's memory over all mappings,
  * until the mapping goes or quay_buffer_advise() with DONT_NEED takes them out; a program that
  * reads a large file once does so window by window behind its copies.

@@ -112,21 +112,6 @@ void quay__host_stream(void *to, const void *from, uint64_t size) {
 
 #endif
 
-/* Two pages ahead, into the second-level cache. */
-#define AHEAD (2 * (uint64_t)STREAM_PAGE)
-
-void quay__host_copy_ahead(void *to, const void *from, uint64_t size) {
-  char *destination = to;
-  const char *source = from;
-  for (uint64_t done = 0; done < size; done += STREAM_PAGE) {
-    const uint64_t part = quay__min(STREAM_PAGE, size - done);
-    const uint64_t end = quay__min(done + AHEAD + part, size);
-    for (uint64_t at = done + AHEAD; at < end; at += LINE)
-      __builtin_prefetch(source + at, 0, 2);
-    memcpy(destination + done, source + done, part);
-  }
-}
-
 /* The process's number of threads where the caller has no wish. A bad $QUAY_COPY_THREADS was
  * reported by whoever began the copy; should it have become bad since, it means one thread. */
 static uint32_t resolve_threads(uint32_t threads) {

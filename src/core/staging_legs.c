@@ -31,11 +31,8 @@ static void tell(quay__ring *ring, bool by_helper, quay_status status) {
 /* Blocking legs. */
 
 void quay__staging_fill(void *slot, const void *from, uint64_t size) {
-  const quay__staging_tuning *tuning = quay__staging_tuning_get();
-  if (tuning->stream_into_slots) {
+  if (quay__staging_tuning_get()->stream_into_slots) {
     quay__host_stream(slot, from, size);
-  } else if (tuning->prefetch_into_slots) {
-    quay__host_copy_ahead(slot, from, size);
   } else {
     memcpy(slot, from, size);
   }

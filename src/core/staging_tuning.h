@@ -6,6 +6,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* When files are read of their mappings, under leases, and not by calls. */
+typedef enum quay__staging_leases {
+  QUAY__LEASES_AGAIN, /* once as much has been read of them as there is */
+  QUAY__LEASES_AT_ONCE,
+  QUAY__LEASES_NEVER,
+} quay__staging_leases;
+
 /* Sizes are in bytes. */
 typedef struct quay__staging_tuning {
   uint64_t chunk; /* of a slot on a way that has a stream, at most */
@@ -27,12 +34,7 @@ typedef struct quay__staging_tuning {
   bool own_slots;
   uint32_t streams;       /* that a device's slots take turns on; 0: as many as it says */
   bool stream_into_slots; /* slots are filled with streaming stores: slower on all devices so far */
-  /* To be measured. Files are read by calls, since slots are small; or of their mappings, where
-   * they can be leased, and then with or without asking whether their pages are in memory. What is
-   * touched can be asked for some pages ahead. */
-  bool lease_files;
-  bool trust_resident;
-  bool prefetch_into_slots;
+  quay__staging_leases leases;
   bool no_stand_ins; /* device memory is copied by its own backend, also where another is faster */
   /* Page-locked memory of another making, for segments of any device; NULL: the system's pages,
    * locked by the device. */

@@ -16,7 +16,6 @@
 #include "core/error.h"
 #include "core/host_copy.h"
 #include "core/os.h"
-#include "core/staging_tuning.h"
 #include "core/thread.h"
 #include "core/workers.h"
 #include "mmap/mmap_impl.h"
@@ -32,8 +31,8 @@
 /* Transfers from this size on are split between threads. */
 #define PARALLEL_MIN ((uint64_t)2 << 20)
 
-/* Pieces of staged copies of this size on are written as such transfers are, and read as large ones
- * where the tuning has them leased. */
+/* Pieces of staged copies of this size on are written as such transfers are, and read as what is
+ * large. */
 #define STAGED_MIN ((uint64_t)256 << 10)
 
 /* From here on reads of what is in the page cache are worth read.c's preparations. */
@@ -187,9 +186,8 @@ static bool is_kept_from_direct(const quay__mapping *mapping, uint64_t size) {
 }
 
 /* A piece of a staged copy whose file is in the page cache. */
-static bool is_leased_piece(uint64_t size) {
-  return quay__thread_in_staging && !quay__thread_reads_disk && size >= STAGED_MIN &&
-         quay__staging_tuning_get()->lease_files;
+static bool is_cached_piece(uint64_t size) {
+  return quay__thread_in_staging && !quay__thread_reads_disk && size >= STAGED_MIN;
 }
 
 /* Ways to read into memory that nobody takes away; else it is for the kernel to write to. */
@@ -200,7 +198,7 @@ static move_function reader_of_range(const quay__mapping *mapping, uint64_t offs
     return quay__mmap_read_buffered;
   if (cold || size < QUAY__MMAP_DIRECT_MIN || !quay__mmap_reads_cached(mapping))
     return usual;
-  if (size >= CACHED_MIN || is_leased_piece(size))
+  if (size >= CACHED_MIN || is_cached_piece(size))
     return read_large;
   const bool there = mapping->direct_file >= 0 && quay__mmap_is_cached(mapping, offset, size);
   return there ? quay__mmap_read_buffered : usual;

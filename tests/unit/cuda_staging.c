@@ -186,52 +186,115 @@ Test(cuda_staging, every_byte_arrives_by_slots_that_are_filled_with_streaming_st
   check_both_ways(&tuning);
 }
 
-Test(cuda_staging, every_byte_arrives_by_slots_that_are_filled_by_copies_that_prefetch) {
-  quay__staging_tuning tuning = small_own(1);
-  tuning.prefetch_into_slots = true;
-  check_both_ways(&tuning);
-}
-
-/* Has a file copied with pieces that are large enough to be leased, all but the last one. Returns
- * the bytes that were read by calls. */
-static uint64_t read_by_calls(const char *path, uint64_t size, bool trusted) {
-  quay__staging_tuning tuning = *quay__staging_tuning_get();
-  tuning.lease_files = true;
-  tuning.trust_resident = trusted;
-  quay__staging_tuning_set(&tuning);
+/* Has a file copied by pieces that are large enough to be leased, all but the last one; `times`
+ * times through one mapping. The bytes that were read by calls in each go to `out_read`. */
+static void read_again(const char *path, uint64_t size, int times, uint64_t *out_read) {
   quay_allocator *device = open_spec("cuda:0");
   quay_buffer *file = test_map(path, QUAY_MAP_READ_ONLY);
-  quay_buffer *there = pattern_buffer(device, size, 1);
-  atomic_store(&read_bytes, 0);
-  MUST(quay_buffer_copy_from(there, file));
-  const uint64_t by_calls = atomic_load(&read_bytes);
-  cr_assert(test_buffer_is(there, 0, 3));
-  quay_buffer_release(there);
+  for (int i = 0; i < times; i++) {
+    quay_buffer *there = pattern_buffer(device, size, 1);
+    atomic_store(&read_bytes, 0);
+    MUST(quay_buffer_copy_from(there, file));
+    out_read[i] = atomic_load(&read_bytes);
+    cr_assert(test_buffer_is(there, 0, 3), "copy %d", i);
+    quay_buffer_release(there);
+  }
   quay_buffer_release(file);
   quay_allocator_release(device);
-  quay__staging_tuning_set(NULL);
-  return by_calls;
 }
 
-Test(cuda_staging, files_are_read_of_their_mappings_where_they_are_leased) {
-  const uint64_t size = 9 * MIB + 4321;
-  const char *path = test_file("a", size, 3);
+static void need_leases(const char *path) {
   const int probe = open(path, O_RDONLY | O_CLOEXEC);
   const int error = quay__os_lease(probe, false) == 0 ? 0 : errno;
   close(probe);
   if (error != 0)
     quay_test_skip("lease", "no lease can be had here: %s", strerror(error));
-  cr_assert_lt(read_by_calls(path, size, false), size / 8);
-  cr_assert_lt(read_by_calls(path, size, true), size / 8);
+}
+
+Test(cuda_staging, files_are_read_by_calls_once_and_then_of_their_mappings) {
+  const uint64_t size = 9 * MIB + 4321;
+  const char *path = test_file("a", size, 3);
+  uint64_t read[3];
+  need_leases(path);
+  read_again(path, size, 3, read);
+  cr_expect_geq(read[0], size);
+  cr_expect_lt(read[1], size / 8);
+  cr_expect_lt(read[2], size / 8);
+}
+
+/* A part that is read over and over is as good as all of it. */
+Test(cuda_staging, a_part_of_a_file_that_is_read_again_is_read_of_its_mapping) {
+  enum {
+    TIMES = 8
+  };
+  const uint64_t size = 4 * MIB, all = 16 * MIB;
+  const char *path = test_file("a", all, 3);
+  need_leases(path);
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *file = test_map(path, QUAY_MAP_READ_ONLY);
+  quay_buffer *there = pattern_buffer(device, size, 1);
+  uint64_t read = 0;
+  for (int i = 0; i < TIMES; i++) {
+    quay_buffer *part = NULL;
+    MUST(quay_buffer_view(file, 0, size, &part));
+    atomic_store(&read_bytes, 0);
+    MUST(quay_buffer_copy_from(there, part));
+    read = atomic_load(&read_bytes);
+    quay_buffer_release(part);
+  }
+  cr_expect_lt(read, size / 8, "%llu bytes were read by calls", (unsigned long long)read);
+  cr_expect(test_buffer_is(there, 0, 3));
+  quay_buffer_release(there);
+  quay_buffer_release(file);
+  quay_allocator_release(device);
+}
+
+Test(cuda_staging, files_whose_pages_were_given_up_are_read_by_calls_once_more) {
+  const uint64_t size = 9 * MIB + 4321;
+  const char *path = test_file("a", size, 3);
+  need_leases(path);
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *file = test_map(path, QUAY_MAP_READ_ONLY);
+  quay_buffer *there = pattern_buffer(device, size, 1);
+  MUST(quay_buffer_copy_from(there, file));
+  MUST(quay_buffer_copy_from(there, file));
+  MUST(quay_buffer_advise(file, QUAY_ADVICE_DONT_NEED));
+  atomic_store(&read_bytes, 0);
+  MUST(quay_buffer_copy_from(there, file));
+  cr_expect_geq(atomic_load(&read_bytes), size);
+  cr_expect(test_buffer_is(there, 0, 3));
+  quay_buffer_release(there);
+  quay_buffer_release(file);
+  quay_allocator_release(device);
 }
 
 Test(cuda_staging, files_that_cannot_be_leased_are_read_by_calls) {
   const uint64_t size = 9 * MIB + 4321;
   const char *path = test_file("a", size, 3);
   const int writer = open(path, O_RDWR | O_CLOEXEC);
+  uint64_t read[3];
   cr_assert_geq(writer, 0);
-  cr_assert_geq(read_by_calls(path, size, true), size);
+  read_again(path, size, 3, read);
+  for (int i = 0; i < 3; i++)
+    cr_expect_geq(read[i], size, "copy %d", i);
   close(writer);
+}
+
+Test(cuda_staging, when_files_are_leased_can_be_chosen) {
+  const uint64_t size = 9 * MIB + 4321;
+  const char *path = test_file("a", size, 3);
+  quay__staging_tuning tuning = *quay__staging_tuning_get();
+  uint64_t read[3];
+  need_leases(path);
+  tuning.leases = QUAY__LEASES_AT_ONCE;
+  quay__staging_tuning_set(&tuning);
+  read_again(path, size, 1, read);
+  cr_expect_lt(read[0], size / 8);
+  tuning.leases = QUAY__LEASES_NEVER;
+  quay__staging_tuning_set(&tuning);
+  read_again(path, size, 3, read);
+  cr_expect_geq(read[2], size);
+  quay__staging_tuning_set(NULL);
 }
 
 Test(cuda_staging, every_byte_arrives_by_slots_of_the_threads_own_that_are_handed_over_together) {

@@ -126,19 +126,6 @@ Test(host_copy, streams_ranges_shorter_than_a_line_or_a_block) {
   free(source);
 }
 
-Test(host_copy, copies_that_prefetch_bring_every_byte_of_any_number_of_pages) {
-  const size_t most = 5 * STREAM_PAGE;
-  unsigned char *source = make_source(most + 3);
-  for (size_t size = 0; size <= most; size += size < 200 ? 1 : 509) {
-    unsigned char *block = make_guarded(size);
-    quay__host_copy_ahead(block + GUARD - 3, source + 3, size);
-    cr_assert_eq(memcmp(block + GUARD - 3, source + 3, size), 0, "size %zu", size);
-    check_guards(block, GUARD - 3, size, size + 2 * GUARD);
-    free(block);
-  }
-  free(source);
-}
-
 /* Chunks must cover the range exactly, whatever the lead. */
 Test(host_copy, chunks_follow_each_other_and_begin_at_pages_of_the_destination) {
   for (uint64_t lead = 0; lead < 4096; lead += 1365) {
