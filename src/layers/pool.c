@@ -20,7 +20,8 @@
 #define HOST_PIECE    ((uint64_t)32 << 10)
 #define LEAST_RESERVE (16 * GIB)
 #define MOST_RESERVE  (1024 * GIB)
-/* What a thread keeps of small blocks, each at most a quarter of that, and, where there is as much eight times, of large blocks. */
+/* What a thread keeps of small blocks, each at most a quarter of that, and, where there is as much
+ * eight times, of large blocks. */
 #define CACHE_BYTES  MIB
 #define RECENT_BYTES (512 * MIB)
 
