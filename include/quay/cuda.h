@@ -8,8 +8,9 @@
  * twins among them, since nothing may be mapped there any more. Pointers that were taken before
  * must not be used then. Releases are logged, and free nothing.
  *
- * Once another library has reset the device (cudaDeviceReset()), calls answer STALE until
- * quay_device_reset(), which begins a new generation. */
+ * Once another library has reset the device (cudaDeviceReset()), whether it goes on with a context
+ * made anew or not, calls answer STALE until quay_device_reset(), which begins a new generation.
+ * Drivers before 12.0 do not tell, and may crash where a stream of the old context is used. */
 #ifndef QUAY_CUDA_H
 #define QUAY_CUDA_H
 

@@ -5,7 +5,7 @@
 #include <quay/backend.h>
 
 #include "core/component.h"
-#include "core/path.h"
+#include "core/thread.h"
 
 /* A copy of a thread's error that can be moved to another thread. */
 typedef struct quay__error_state {
@@ -46,12 +46,11 @@ void quay__error_restore(const quay__error_state *state);
 
 /* Between these two, which nest, errors go elsewhere and the thread's stays as it is. For the hot
  * paths that must keep it, where saving and restoring would cost more than the work. */
-extern QUAY__NEAR _Thread_local unsigned quay__error_shields;
 static inline void quay__error_shield(void) {
-  quay__error_shields++;
+  quay__near.shields++;
 }
 static inline void quay__error_unshield(void) {
-  quay__error_shields--;
+  quay__near.shields--;
 }
 
 #endif

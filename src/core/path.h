@@ -8,9 +8,4 @@
 #define QUAY__APART  __attribute__((noinline))
 #define QUAY__ALWAYS __attribute__((always_inline))
 
-/* Of thread-local variables on it: found without a call, in shared libraries, too, which need room
- * for them among what the C library sets aside for libraries that are loaded later: so only for a
- * few bytes in all. */
-#define QUAY__NEAR __attribute__((tls_model("initial-exec")))
-
 #endif

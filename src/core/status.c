@@ -9,11 +9,10 @@
 
 /* The thread's error, and where errors go while it is shielded. */
 static _Thread_local quay__error_state states[2];
-_Thread_local unsigned quay__error_shields;
 static _Thread_local quay_error last_public;
 
 static quay__error_state *current(void) {
-  return &states[quay__error_shields > 0];
+  return &states[quay__near.shields > 0];
 }
 
 const char *quay_status_text(quay_status status) {

@@ -7,9 +7,8 @@
 
 #include "core/lock.h"
 
-_Thread_local uint32_t quay__thread_shard_plus_one;
+_Thread_local quay__thread_near quay__near;
 atomic_uint quay__thread_shards_high;
-_Thread_local quay__thread_place quay__place;
 _Thread_local bool quay__thread_in_staging;
 _Thread_local bool quay__thread_reads_disk;
 _Thread_local bool quay__thread_submits_piece;
@@ -25,7 +24,7 @@ static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static void give_back(void *shard_plus_one) {
   const uint32_t shard = (uint32_t)(uintptr_t)shard_plus_one - 1;
   /* Other destructors of this thread may still count: in the shared shard. */
-  quay__thread_shard_plus_one = QUAY__SHARD_COUNT;
+  quay__near.shard_plus_one = QUAY__SHARD_COUNT;
   quay__global_acquire(QUAY__LOCK_THREADS);
   taken &= ~(1u << shard);
   quay__global_release(QUAY__LOCK_THREADS);
@@ -51,13 +50,13 @@ uint32_t quay__thread_shard_slow(void) {
     }
   }
   quay__global_release(QUAY__LOCK_THREADS);
-  quay__thread_shard_plus_one = shard + 1;
+  quay__near.shard_plus_one = shard + 1;
   return shard;
 }
 
 void quay__thread_after_fork_in_child(void) {
   /* Called with every lock held. Only this thread is left. */
-  const uint32_t own = quay__thread_shard_plus_one;
+  const uint32_t own = quay__near.shard_plus_one;
   taken = own != 0 && own < QUAY__SHARD_COUNT ? 1u << (own - 1) : 0;
 }
 
@@ -78,6 +77,6 @@ uint64_t quay__next_id(void) {
 }
 
 void quay_track_place(const char *file, int line) {
-  quay__place.file = file;
-  quay__place.line = file != NULL ? line : 0;
+  quay__near.file = file;
+  quay__near.line = file != NULL ? line : 0;
 }

@@ -6,25 +6,35 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/path.h"
-
 /* Shards of a counter. Threads 0 to QUAY__SHARD_COUNT - 2 have a shard of their own; the rest share
  * the last one. */
 #define QUAY__SHARD_COUNT 32u
 
-extern QUAY__NEAR _Thread_local uint32_t quay__thread_shard_plus_one;
+/* What is looked at on the way of each allocation: together, since in a library the address of a
+ * thread-local variable is found by a call. */
+typedef struct quay__thread_near {
+  uint32_t shard_plus_one; /* 0: not given a number yet */
+  uint32_t shields;        /* see error.h */
+  /* The return address of the public function that is allocating, for the track layer; and the
+   * place that quay_track_place() named. */
+  const void *caller;
+  const char *file;
+  int line;
+} quay__thread_near;
+extern _Thread_local quay__thread_near quay__near;
+
 uint32_t quay__thread_shard_slow(void);
 
 /* The calling thread's shard, less than QUAY__SHARD_COUNT. It is given back at the thread's end. */
 static inline uint32_t quay__thread_shard(void) {
-  const uint32_t plus_one = quay__thread_shard_plus_one;
+  const uint32_t plus_one = quay__near.shard_plus_one;
   return plus_one != 0 ? plus_one - 1 : quay__thread_shard_slow();
 }
 
 /* The calling thread's, if it has one of its own already; else no number of one: not less than
  * QUAY__SHARD_COUNT - 1. */
 static inline uint32_t quay__thread_own_shard(void) {
-  return quay__thread_shard_plus_one - 1;
+  return quay__near.shard_plus_one - 1;
 }
 
 /* Shards below this number were a thread's own at some time; the shared last one is not among them.
@@ -53,16 +63,7 @@ void quay__thread_after_fork_in_child(void);
 /* A number that nobody has had: above 0, unique in the process, in no particular order. */
 uint64_t quay__next_id(void);
 
-/* The return address of the public function that is allocating, for the track layer; and the place
- * that quay_track_place() named. */
-typedef struct quay__thread_place {
-  const void *caller;
-  const char *file;
-  int line;
-} quay__thread_place;
-extern QUAY__NEAR _Thread_local quay__thread_place quay__place;
-
 /* At the start of each public function that may allocate. */
-#define QUAY__MARK_CALLER() ((void)(quay__place.caller = __builtin_return_address(0)))
+#define QUAY__MARK_CALLER() ((void)(quay__near.caller = __builtin_return_address(0)))
 
 #endif

@@ -10,13 +10,29 @@
 #include "core/error.h"
 #include "cuda/cuda_impl.h"
 
+quay__cu_result quay__cuda_context_check(const quay__cuda_device *device) {
+  unsigned long long id = 0;
+  if (device->api->cuCtxGetId == NULL)
+    return QUAY__CU_SUCCESS;
+  const quay__cu_result result = device->api->cuCtxGetId(device->context, &id);
+  if (result != QUAY__CU_SUCCESS)
+    return result;
+  return id == atomic_load_explicit(&device->context_id, memory_order_acquire)
+             ? QUAY__CU_SUCCESS
+             : QUAY__CU_CONTEXT_IS_DESTROYED;
+}
+
 quay_status quay__cuda_enter(quay__cuda_device *device, bool relaxed, quay__cuda_scope *out_scope) {
   QUAY_TRY(quay__cuda_check_callable());
   const quay__cuda_api *const api = device->api;
-  const quay__cu_result pushed = api->cuCtxPushCurrent(device->context);
-  if (pushed != QUAY__CU_SUCCESS) {
-    return quay__cuda_fail(device, pushed, "the context of %s can't be made current", device->name);
+  quay__cu_result result = api->cuCtxPushCurrent(device->context);
+  if (result == QUAY__CU_SUCCESS) {
+    result = quay__cuda_context_check(device);
+    if (result != QUAY__CU_SUCCESS)
+      (void)quay__cuda_pop_context(api);
   }
+  if (result != QUAY__CU_SUCCESS)
+    return quay__cuda_fail(device, result, "the context of %s can't be made current", device->name);
   *out_scope = (quay__cuda_scope){
       .device = device,
       .capture_mode = QUAY__CU_CAPTURE_MODE_RELAXED,

@@ -79,7 +79,10 @@ typedef struct quay__cuda_device {
   const quay__cuda_api *api;
   int32_t ordinal;
   quay__cu_device handle;
-  quay__cu_context context;    /* primary, retained */
+  quay__cu_context context; /* primary, retained */
+  /* A number that the context has had since it was made; a reset gives it another one. Known where
+   * the driver has cuCtxGetId. */
+  atomic_ullong context_id;
   quay__cu_stream free_stream; /* where memory is freed in order */
   int32_t numa_node;           /* of the host; -1: unknown */
   bool has_pools;              /* cuMemAllocAsync can be used */
@@ -121,6 +124,11 @@ typedef struct quay__cuda_scope {
   int capture_mode; /* the thread's own */
   bool relaxed;
 } quay__cuda_scope;
+
+/* Whether the context is the one that the device was opened with; CONTEXT_IS_DESTROYED if somebody
+ * has reset it, whatever has been made in its place: then the driver still lets it be made current,
+ * and crashes where a stream or an event of it is used. Drivers before 12.0 do not tell. */
+quay__cu_result quay__cuda_context_check(const quay__cuda_device *device);
 
 quay_status quay__cuda_enter(quay__cuda_device *device, bool relaxed, quay__cuda_scope *out_scope);
 quay_status quay__cuda_relax(quay__cuda_scope *scope);

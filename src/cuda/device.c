@@ -258,6 +258,17 @@ static quay__cu_result create_free_stream(quay__cuda_device *device) {
   return result != QUAY__CU_SUCCESS ? result : restored;
 }
 
+/* With the context current. */
+static quay__cu_result remember_id(quay__cuda_device *device) {
+  unsigned long long id = 0;
+  if (device->api->cuCtxGetId == NULL)
+    return QUAY__CU_SUCCESS;
+  const quay__cu_result result = device->api->cuCtxGetId(device->context, &id);
+  if (result == QUAY__CU_SUCCESS)
+    atomic_store_explicit(&device->context_id, id, memory_order_release);
+  return result;
+}
+
 /* Retains the primary context and makes the stream for frees in it. */
 static quay_status open_context(quay__cuda_device *device) {
   const quay__cuda_api *const api = device->api;
@@ -267,7 +278,9 @@ static quay_status open_context(quay__cuda_device *device) {
     return fail_make(result, ordinal, "its primary context can't be made");
   result = api->cuCtxPushCurrent(device->context);
   if (result == QUAY__CU_SUCCESS) {
-    result = create_free_stream(device);
+    result = remember_id(device);
+    if (result == QUAY__CU_SUCCESS)
+      result = create_free_stream(device);
     const quay__cu_result popped = quay__cuda_pop_context(api);
     result = result != QUAY__CU_SUCCESS ? result : popped;
   }

@@ -77,10 +77,26 @@ static quay_status enter_with(quay__cuda_device *device, bool relaxed, uint64_t 
   return status;
 }
 
+/* Whether all is well with a stream that has a handle of its own, which the driver finds whatever
+ * context is current: on the way of each allocation on such a stream. */
+static bool is_well(const quay__cuda_device *device, uint64_t stream) {
+  const quay__cu_stream handle = handle_of(stream);
+  int capture = QUAY__CU_CAPTURE_STATUS_NONE;
+  return device->api->cuCtxGetId != NULL && stream > QUAY__CU_STREAM_PER_THREAD &&
+         !is_per_thread(stream) && quay__cuda_callable() &&
+         quay__cuda_context_check(device) == QUAY__CU_SUCCESS &&
+         device->api->cuStreamIsCapturing(handle, &capture) == QUAY__CU_SUCCESS &&
+         capture == QUAY__CU_CAPTURE_STATUS_NONE;
+}
+
+/* What is the matter is found out by the long way. */
 quay_status quay__cuda_stream_check(quay_device *quay, uint64_t stream) {
+  quay__cuda_device *const device = quay__cuda_device_of(quay);
+  if (is_well(device, stream))
+    return QUAY_OK;
   quay__cuda_scope scope;
   quay__cu_stream handle = NULL;
-  QUAY_TRY(enter_with(quay__cuda_device_of(quay), false, stream, &scope, &handle));
+  QUAY_TRY(enter_with(device, false, stream, &scope, &handle));
   quay__cuda_leave(&scope);
   return QUAY_OK;
 }

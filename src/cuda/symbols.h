@@ -37,6 +37,7 @@ X(cuDevicePrimaryCtxReset, _v2, 11000, ANY, MUST, (quay__cu_device device))
 X(cuCtxPushCurrent, _v2, 4000, ANY, MUST, (quay__cu_context context))
 X(cuCtxPopCurrent, _v2, 4000, ANY, MUST, (quay__cu_context * out_context))
 X(cuCtxSynchronize, , 2000, ANY, MUST, (void))
+X(cuCtxGetId, , 12000, ANY, MAY, (quay__cu_context context, unsigned long long *out_id))
 
 /* "Memory Management", "Unified Addressing" */
 X(cuMemGetInfo, _v2, 3020, ANY, MUST, (size_t * out_free, size_t *out_total))

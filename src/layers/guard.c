@@ -164,9 +164,9 @@ static void identify(quay_allocator *allocator, quay__guard_block *block) {
   quay__error_unshield();
   block->id = atomic_fetch_add_explicit(&layer->serial, 1, memory_order_relaxed) + 1;
   block->generation = quay__device_generation(inner->device);
-  block->file = quay__place.file;
-  block->line = quay__place.line;
-  block->caller = quay__place.caller;
+  block->file = quay__near.file;
+  block->line = quay__near.line;
+  block->caller = quay__near.caller;
 }
 
 /* What the program gets to see of the block. */

@@ -13,10 +13,11 @@
  * A block is a taken extent (offset_allocator.h), whose address is the raw buffer's cookie.
  *
  * What a thread keeps lies in places. The thread alone puts an extent into one, by a plain store
- * into an empty place; whoever takes one out, the thread or another one that gives all of it back,
- * does so by an exchange: so a free needs no locked instruction, and an allocation one. All else
- * that says what is in a place is the thread's own, since an extent may be another's by the time it
- * is looked at. A place that others have emptied is found to be so when its turn comes.
+ * into an empty place. It takes one out by a plain store, too, while it has entered the lock of its
+ * cache, and else by an exchange, as others do that give all of it back: they pause the lock first
+ * (lock.h). So a hit needs no locked instruction, and it is those others who pay. All else that
+ * says what is in a place is the thread's own, since an extent may be another's by the time it is
+ * looked at. A place that others have emptied is found to be so when its turn comes.
  *
  * Locks: a thread's cache (a spin lock: of others that take, or of the thread when it moves more
  * than one) or the pool's lock, never both, and neither while the inner allocator or a device is

@@ -195,9 +195,9 @@ static void record(quay_allocator *allocator, quay_raw_buffer *raw, quay__track_
       .size = raw->size,
       .stamp = identity.stamp,
       .reserved = (raw->flags & QUAY__RAW_RESERVED) != 0,
-      .file = quay__place.file,
-      .line = quay__place.line,
-      .caller = quay__place.caller,
+      .file = quay__near.file,
+      .line = quay__near.line,
+      .caller = quay__near.caller,
   };
   memcpy(entry->handle, identity.handle, sizeof entry->handle);
   quay__lock_acquire(&layer->lock);

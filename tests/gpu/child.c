@@ -593,16 +593,30 @@ static bool a_reset_makes_old_memory_stale_and_the_device_usable(void) {
   return HOLDS(quay_shutdown() == QUAY_OK);
 }
 
-/* cudaDeviceReset() in another library. The stream goes with it. */
-static bool a_reset_by_another_library_is_cured_by_one_of_quays(void) {
+/* cudaDeviceReset() in another library, which goes on then: the driver would crash where the stream
+ * or an event of what was reset is used. */
+static bool is_cured(bool made_anew) {
   start();
   NEED(make_buffer());
   quay_device *const device = quay_allocator_device(gpu);
+  quay_event *event = NULL;
+  NEED(quay_stream_native(stream) != 0);
+  NEED(quay_event_record(stream, &event) == QUAY_OK);
+  NEED(cu->cuDevicePrimaryCtxReset_v2(0) == 0);
+  CUcontext anew = NULL;
+  NEED(!made_anew || cu->cuDevicePrimaryCtxRetain(&anew, 0) == 0);
+  const quay_alloc_options options = {.stream = stream};
+  quay_raw_buffer none;
+  bool done = false;
+  NEED(quay_buffer_copy_in(buffer, bytes, SIZE) == QUAY_STATUS_STALE);
+  NEED(quay_allocator_alloc(gpu, SIZE, &options, &none) == QUAY_STATUS_STALE);
+  NEED(quay_buffer_fill_on(buffer, "a", 1, stream) == QUAY_STATUS_STALE);
+  NEED(quay_stream_synchronize(stream) == QUAY_STATUS_STALE);
+  NEED(quay_event_query(event, &done) == QUAY_STATUS_STALE);
+  NEED(quay_device_health(device) == QUAY_HEALTH_OK);
+  quay_event_release(event);
   quay_stream_release(stream);
   stream = NULL;
-  NEED(cu->cuDevicePrimaryCtxReset_v2(0) == 0);
-  NEED(quay_buffer_copy_in(buffer, bytes, SIZE) != QUAY_OK);
-  NEED(quay_device_health(device) == QUAY_HEALTH_OK);
   NEED(quay_device_reset(device) == QUAY_OK);
   NEED(quay_buffer_copy_in(buffer, bytes, SIZE) == QUAY_STATUS_STALE);
   quay_buffer_release(buffer);
@@ -611,7 +625,16 @@ static bool a_reset_by_another_library_is_cured_by_one_of_quays(void) {
   NEED(quay_buffer_create(gpu, QUAY_U8, 1, &shape, NULL, &buffer) == QUAY_OK);
   NEED(round_trip());
   release_all();
+  NEED(!made_anew || cu->cuDevicePrimaryCtxRelease_v2(0) == 0);
   return HOLDS(quay_shutdown() == QUAY_OK);
+}
+
+static bool a_reset_by_another_library_is_cured_by_one_of_quays(void) {
+  return is_cured(false);
+}
+
+static bool a_reset_by_another_library_that_goes_on_is_cured_by_one_of_quays(void) {
+  return is_cured(true);
 }
 
 #define SCENARIO(name) \
@@ -639,6 +662,7 @@ static const struct {
     SCENARIO(quay_works_again_after_a_shutdown),
     SCENARIO(a_reset_makes_old_memory_stale_and_the_device_usable),
     SCENARIO(a_reset_by_another_library_is_cured_by_one_of_quays),
+    SCENARIO(a_reset_by_another_library_that_goes_on_is_cured_by_one_of_quays),
 };
 
 int main(int argc, char **argv) {

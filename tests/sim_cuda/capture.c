@@ -180,7 +180,13 @@ static void tell(const sim_stream *stream, CUstreamCaptureStatus *status, cuuint
 }
 
 CUresult cuStreamIsCapturing(CUstream handle, CUstreamCaptureStatus *status) {
-  ENTER_STREAM(cuStreamIsCapturing, handle, stream);
+  /* Seen on an H200 with driver 580: a stream that has a handle is found without a context. */
+  SIM_ENTER(cuStreamIsCapturing, SIM_NEEDS_INIT);
+  CUresult error = CUDA_ERROR_INVALID_CONTEXT;
+  const bool named = (uintptr_t)handle > (uintptr_t)CU_STREAM_PER_THREAD;
+  sim_stream *const stream = named || sim_current() != NULL ? sim_stream_of(handle, &error) : NULL;
+  if (stream == NULL)
+    return sim_leave(error);
   error = refuse_implicit(stream, false);
   if (error == CUDA_SUCCESS)
     tell(stream, status, NULL);

@@ -48,7 +48,6 @@ static sim_context *new_context(int device, bool primary) {
   context->magic = MAGIC;
   context->device = device;
   context->primary = primary;
-  context->id = ++sim.next_serial;
   context->next = sim.contexts;
   sim.contexts = context;
   return context;
@@ -61,6 +60,7 @@ static sim_context *primary_of(int device) {
 
 static void begin(sim_context *context) {
   context->alive = true;
+  context->id = ++sim.next_serial;
   context->peers = 0;
   context->legacy = sim_stream_new(context, SIM_STREAM_LEGACY);
 }
@@ -85,6 +85,7 @@ static void end(sim_context *context) {
       sim_stream_end(stream);
   }
   sim_semaphores_end(context);
+  sim_events_end(context);
   for (size_t i = sim_range_count(); i > 0; i--) {
     sim_range *const range = sim_range_get(i - 1);
     if (range->context == context)
@@ -237,13 +238,15 @@ CUresult cuCtxGetDevice(CUdevice *device) {
 }
 
 CUresult cuCtxGetId(CUcontext handle, unsigned long long *id) {
-  SIM_ENTER(cuCtxGetId, SIM_NEEDS_CONTEXT);
-  CUresult error = CUDA_SUCCESS;
+  /* Seen on an H200 with driver 580: what is named need not be current. */
+  SIM_ENTER(cuCtxGetId, SIM_NEEDS_INIT);
+  CUresult error = CUDA_ERROR_INVALID_CONTEXT;
   const sim_context *const context =
       handle != NULL ? sim_context_check(handle, &error) : sim_current();
-  if (error == CUDA_SUCCESS && context != NULL)
-    *id = context->id;
-  return sim_leave(error);
+  if (context == NULL)
+    return sim_leave(error);
+  *id = context->id;
+  return sim_leave(CUDA_SUCCESS);
 }
 
 CUresult cuCtxGetApiVersion(CUcontext handle, unsigned *version) {

@@ -61,6 +61,15 @@ void sim_events_clear(void) {
     bury(events.alive);
 }
 
+void sim_events_end(const sim_context *context) {
+  sim_event *next;
+  for (sim_event *event = events.alive; event != NULL; event = next) {
+    next = event->next;
+    if (event->context == context)
+      bury(event);
+  }
+}
+
 void sim_event_counts(simcuda_census *out) {
   out->events = events.count;
 }

@@ -325,6 +325,7 @@ uint64_t sim_thread_id(void);
 
 /* event.c, pool.c, virtual.c, module.c, ipc.c: end what is left at a reset. */
 void sim_events_clear(void);
+void sim_events_end(const sim_context *context); /* those of a context that ends */
 void sim_pools_clear(void);
 void sim_handles_clear(void);
 void sim_modules_clear(void);

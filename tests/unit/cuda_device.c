@@ -51,6 +51,15 @@ static void reset_as_another_library(void) {
   cr_assert_eq(reset(0), 0);
 }
 
+/* And then goes on: its context is as good as ever, but all that was in it is gone. */
+static void *retain_as_another_library(void) {
+  int (*retain)(void **out_context, int device);
+  void *context = NULL;
+  *(void **)(void *)&retain = dlsym(raw.control->library, "cuDevicePrimaryCtxRetain");
+  cr_assert_eq(retain(&context, 0), 0);
+  return context;
+}
+
 static void check_round_trip(quay_allocator *allocator) {
   quay_test_block bytes = quay_test_block_make(SIZE, 1, 31);
   quay_buffer *buffer = make_buffer(allocator, SIZE, NULL);
@@ -75,6 +84,56 @@ Test(cuda_device, after_another_librarys_reset_every_call_names_the_cure) {
   CHECK_OK(quay_device_reset(quay_allocator_device(allocator)));
   quay_buffer_release(buffer);
   quay_allocator_release(allocator);
+}
+
+/* The driver crashes where a stream of what was reset is used; so does what stands for it here. */
+static void check_that_streams_are_not_touched(bool made_anew) {
+  quay_allocator *allocator = open_spec("cuda:0"), *pool = open_spec("pool+cuda:0");
+  quay_device *const device = quay_allocator_device(allocator);
+  quay_stream *own = NULL, *shown = NULL;
+  CHECK_OK(quay_stream_create(device, NULL, &own));
+  CHECK_OK(quay_stream_create(device, NULL, &shown));
+  cr_assert_neq(quay_stream_native(shown), 0);
+  quay_buffer *buffer = make_buffer(allocator, SIZE, NULL);
+  quay_event *event = NULL;
+  CHECK_OK(quay_event_record(own, &event));
+  reset_as_another_library();
+  if (made_anew)
+    (void)retain_as_another_library();
+  quay_stream *const streams[] = {own, shown};
+  for (size_t i = 0; i < 2; i++) {
+    const quay_alloc_options options = {.stream = streams[i]};
+    quay_raw_buffer none;
+    CHECK_FAILS(quay_allocator_alloc(allocator, SIZE, &options, &none), QUAY_STATUS_STALE);
+    CHECK_FAILS(quay_buffer_fill_on(buffer, "a", 1, streams[i]), QUAY_STATUS_STALE);
+    CHECK_FAILS(quay_stream_synchronize(streams[i]), QUAY_STATUS_STALE);
+    quay_event *another = NULL;
+    CHECK_FAILS(quay_event_record(streams[i], &another), QUAY_STATUS_STALE);
+  }
+  const quay_alloc_options options = {.stream = shown};
+  quay_raw_buffer none;
+  CHECK_FAILS(quay_allocator_alloc(pool, SIZE, &options, &none), QUAY_STATUS_STALE);
+  bool done = false;
+  CHECK_FAILS(quay_event_query(event, &done), QUAY_STATUS_STALE);
+  quay_event_release(event);
+  quay_stream_release(own);
+  quay_stream_release(shown);
+  CHECK_OK(quay_device_reset(device));
+  check_round_trip(allocator);
+  check_round_trip(pool);
+  quay_buffer_release(buffer);
+  quay_allocator_release(pool);
+  quay_allocator_release(allocator);
+  if (made_anew)
+    cr_assert_eq(raw.release(0), 0);
+}
+
+Test(cuda_device, after_another_librarys_reset_streams_and_events_are_not_touched) {
+  check_that_streams_are_not_touched(false);
+}
+
+Test(cuda_device, after_another_librarys_reset_streams_are_not_touched_though_it_goes_on) {
+  check_that_streams_are_not_touched(true);
 }
 
 Test(cuda_device, after_another_librarys_reset_failing_copies_do_not_make_the_device_a_lost_one) {
