@@ -134,7 +134,7 @@ Test(cuda_cold, the_kernel_reads_further_ahead_in_what_is_staged_from_the_disk) 
   const sides both = open_sides(NONE_THERE, false);
   MUST(quay_buffer_copy_from(both.there, both.file));
   cr_expect_eq(atomic_load(&fake.sequential), 1, "said %d times", atomic_load(&fake.sequential));
-  cr_expect_geq(atomic_load(&fake.reads_advised), SIZE / MIB);
+  cr_expect_geq(atomic_load(&fake.reads_advised), (int)(SIZE / MIB));
   cr_expect(test_buffer_is(both.there, 0, 3));
   close_sides(&both);
 }
