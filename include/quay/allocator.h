@@ -47,7 +47,8 @@ typedef struct quay_stats {
    * quay_allocator_stats() and on every allocation of 64 KiB or more, so that a peak made of
    * smaller ones alone can be missed. Of a pool, on every allocation that it needs more memory in
    * use for than ever: what threads keep of small blocks (1 MiB each at most) and the rounding of
-   * sizes can be missed. The limit and track layers keep it exactly. */
+   * sizes can be missed. While threads are at it, what one is just freeing may count though another
+   * one has it already. The limit and track layers keep it exactly. */
   uint64_t peak_bytes;
   uint64_t reserved_bytes; /* taken from the system or driver; at least live for a backend */
   uint64_t pending_bytes;  /* freed, but device work on them is not done yet */

@@ -104,11 +104,14 @@ static quay__spin *spin_of(const quay__spin_set *set, uint32_t index) {
 static bool has_barrier(void) {
   static atomic_int known; /* 0: not yet */
   int value = atomic_load_explicit(&known, memory_order_relaxed);
-  if (value == 0) {
-    value = quay__os_barrier() == 0 ? 1 : 2;
-    atomic_store_explicit(&known, value, memory_order_relaxed);
-  }
-  return value == 1;
+  if (value != 0)
+    return value == 1;
+  /* The first answer counts, also where a sandbox comes in between. */
+  const int answer = quay__os_barrier() == 0 ? 1 : 2;
+  return atomic_compare_exchange_strong_explicit(&known, &value, answer, memory_order_relaxed,
+                                                 memory_order_relaxed)
+             ? answer == 1
+             : value == 1;
 }
 
 /* Nobody has entered it, holds it or waits for it. */
@@ -118,23 +121,29 @@ static void reset_spin(quay__spin *spin) {
   quay__spin_release(spin);
 }
 
-uint32_t quay__spin_set_pause(const quay__spin_set *set, uint32_t wanted) {
+/* Where a barrier is refused that was there before, in a sandbox that was entered meanwhile: what
+ * another processor has stored is seen by all long before this is over. */
+static void wait_for_stores(void) {
+  const uint64_t end = quay__os_nanoseconds() + 100000;
+  atomic_thread_fence(memory_order_seq_cst);
+  while (quay__os_nanoseconds() < end)
+    quay__os_yield();
+}
+
+void quay__spin_set_pause(const quay__spin_set *set, uint32_t wanted) {
   if (wanted == 0 || !has_barrier())
-    return wanted;
+    return;
   for (uint32_t i = 0; i < set->count; i++) {
     if ((wanted >> i & 1) != 0)
       atomic_fetch_add_explicit(&spin_of(set, i)->pauses, 1, memory_order_relaxed);
   }
-  if (quay__os_barrier() != 0) {
-    quay__spin_set_resume(set, wanted);
-    return 0;
-  }
+  if (quay__os_barrier() != 0)
+    wait_for_stores();
   for (uint32_t i = 0; i < set->count; i++) {
     while ((wanted >> i & 1) != 0 &&
            atomic_load_explicit(&spin_of(set, i)->entered, memory_order_acquire))
       quay__os_yield();
   }
-  return wanted;
 }
 
 void quay__spin_set_resume(const quay__spin_set *set, uint32_t paused) {

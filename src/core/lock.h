@@ -109,8 +109,8 @@ void quay__spin_set_add(quay__spin_set *set);
 void quay__spin_set_remove(quay__spin_set *set);
 
 /* Bit i stands for lock i: waits until no thread has entered one of `wanted`, and keeps them from
- * entering until they are resumed. Returns those of which that is true: all or none. */
-uint32_t quay__spin_set_pause(const quay__spin_set *set, uint32_t wanted);
+ * entering until they are resumed. */
+void quay__spin_set_pause(const quay__spin_set *set, uint32_t wanted);
 void quay__spin_set_resume(const quay__spin_set *set, uint32_t paused);
 
 /* For lifecycle.c alone: pthread_atfork's three calls. */

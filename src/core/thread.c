@@ -34,6 +34,16 @@ static void make_key(void) {
   key_made = pthread_key_create(&key, give_back) == 0;
 }
 
+/* A library may be unloaded before the threads end that have used it: then what their ends would
+ * call is not there any more. */
+__attribute__((destructor)) static void drop_key(void) {
+  quay__global_acquire(QUAY__LOCK_THREADS);
+  if (key_made)
+    pthread_key_delete(key);
+  key_made = false;
+  quay__global_release(QUAY__LOCK_THREADS);
+}
+
 uint32_t quay__thread_shard_slow(void) {
   pthread_once(&key_once, make_key);
   uint32_t shard = QUAY__SHARD_COUNT - 1;

@@ -97,13 +97,16 @@ QUAY__ALWAYS static inline quay__extent *take_entering(quay__pool *pool, quay__p
 }
 
 /* The same whoever takes; `*out_gone`: nothing is in it. */
-static quay__extent *take_usable(quay__pool *pool, quay__pool_place *place,
+static quay__extent *take_usable(quay__pool *pool, quay__pool_cache *cache, quay__pool_place *place,
                                  const quay__pool_want *want, bool *out_gone) {
   quay__extent *const extent = quay__pool_take_out(place);
   *out_gone = extent == NULL;
   if (extent == NULL || is_usable(pool, extent, want))
     return extent;
+  const bool pending = extent->user != NULL; /* it is anybody's afterwards */
   put_into(place, extent, want->size);
+  if (pending)
+    atomic_store_explicit(&cache->pending, true, memory_order_release);
   return NULL;
 }
 
@@ -139,7 +142,7 @@ static quay__extent *take_earlier(quay__pool *pool, quay__pool_cache *cache,
     if (places[i].size != want->size)
       continue;
     bool gone;
-    found = take_usable(pool, &places[i], want, &gone);
+    found = take_usable(pool, cache, &places[i], want, &gone);
     if (found == NULL && !gone) {
       looks++;
       continue;
@@ -163,7 +166,7 @@ static quay__extent *take_recent(quay__pool *pool, quay__pool_cache *cache,
   for (uint32_t i = 0; i < cache->recent_used; i++) {
     bool gone;
     quay__extent *const extent = cache->recent[i].size == want->size
-                                     ? take_usable(pool, &cache->recent[i], want, &gone)
+                                     ? take_usable(pool, cache, &cache->recent[i], want, &gone)
                                      : NULL;
     if (extent == NULL)
       continue;

@@ -155,19 +155,18 @@ bool quay__pool_has_kept(quay__pool *pool) {
 }
 
 /* Takes all that some threads keep and gives it back to the arenas, while their threads take none
- * of it without an exchange. Returns those of which that could not be done. */
-static uint32_t flush_caches(quay__pool *pool, uint32_t caches,
-                             void (*flush)(quay__pool *pool, quay__pool_cache *cache)) {
-  const uint32_t own = UINT32_C(1) << quay__thread_shard() & caches;
+ * of it without an exchange. */
+static void flush_caches(quay__pool *pool, uint32_t caches,
+                         void (*flush)(quay__pool *pool, quay__pool_cache *cache)) {
+  const uint32_t others = caches & ~(UINT32_C(1) << quay__thread_shard());
   quay__pool_move_begin(pool);
-  const uint32_t paused = quay__spin_set_pause(&pool->spins, caches & ~own);
+  quay__spin_set_pause(&pool->spins, others);
   for (uint32_t i = 0; i < QUAY__SHARD_COUNT - 1; i++) {
-    if (((own | paused) >> i & 1) != 0)
+    if ((caches >> i & 1) != 0)
       flush(pool, &pool->caches[i]);
   }
-  quay__spin_set_resume(&pool->spins, paused);
+  quay__spin_set_resume(&pool->spins, others);
   quay__pool_move_end(pool);
-  return caches & ~(own | paused);
 }
 
 static void flush_recent(quay__pool *pool, quay__pool_cache *cache) {
@@ -178,7 +177,7 @@ static void flush_recent(quay__pool *pool, quay__pool_cache *cache) {
 }
 
 void quay__pool_flush_recent(quay__pool *pool) {
-  (void)flush_caches(pool, holding(pool, recent_holds), flush_recent);
+  flush_caches(pool, holding(pool, recent_holds), flush_recent);
 }
 
 static bool had_pending(quay__pool_cache *cache) {
@@ -186,16 +185,12 @@ static bool had_pending(quay__pool_cache *cache) {
 }
 
 void quay__pool_flush_pending(quay__pool *pool) {
-  const uint32_t left = flush_caches(pool, holding(pool, had_pending), flush_stock);
-  for (uint32_t i = 0; i < QUAY__SHARD_COUNT - 1; i++) {
-    if ((left >> i & 1) != 0)
-      atomic_store_explicit(&pool->caches[i].pending, true, memory_order_release);
-  }
+  flush_caches(pool, holding(pool, had_pending), flush_stock);
 }
 
 void quay__pool_flush(quay__pool *pool) {
   quay__pool_flush_recent(pool);
-  (void)flush_caches(pool, holding(pool, stock_holds), flush_stock);
+  flush_caches(pool, holding(pool, stock_holds), flush_stock);
 }
 
 void quay__pool_caches_destroy(quay__pool *pool) {
