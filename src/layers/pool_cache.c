@@ -161,29 +161,16 @@ static void count_hit(quay__pool_cache *cache, uint64_t size) {
   cache->recent_bytes -= quay__min(size, cache->recent_bytes);
 }
 
-static quay__extent *take_recent(quay__pool *pool, quay__pool_cache *cache,
-                                 const quay__pool_want *want) {
-  for (uint32_t i = 0; i < cache->recent_used; i++) {
-    bool gone;
-    quay__extent *const extent = cache->recent[i].size == want->size
-                                     ? take_usable(pool, cache, &cache->recent[i], want, &gone)
-                                     : NULL;
-    if (extent == NULL)
-      continue;
-    count_hit(cache, want->size);
-    return extent;
-  }
-  return NULL;
-}
-
-/* What is large, if it is there at once. */
-QUAY__ALWAYS static inline quay__extent *take_recent_at_once(quay__pool *pool,
-                                                             const quay__pool_want *want) {
-  quay__pool_cache *const cache = quay__pool_cache_at_once(pool);
+/* What is large; `entering`: if it is there at once. */
+QUAY__ALWAYS static inline quay__extent *take_recent(quay__pool *pool, quay__pool_cache *cache,
+                                                     const quay__pool_want *want, bool entering) {
   for (uint32_t i = 0; cache != NULL && i < cache->recent_used; i++) {
-    quay__extent *const extent = cache->recent[i].size == want->size
-                                     ? take_entering(pool, cache, &cache->recent[i], want)
-                                     : NULL;
+    quay__pool_place *const place = &cache->recent[i];
+    bool gone;
+    if (place->size != want->size)
+      continue;
+    quay__extent *const extent = entering ? take_entering(pool, cache, place, want)
+                                          : take_usable(pool, cache, place, want, &gone);
     if (extent == NULL)
       continue;
     count_hit(cache, want->size);
@@ -198,7 +185,7 @@ static quay__extent *cache_search(quay__pool *pool, const quay__pool_want *want)
   if (cache == NULL)
     return NULL;
   if (want->size > QUAY__POOL_STOCK_BYTES)
-    return take_recent(pool, cache, want);
+    return take_recent(pool, cache, want, false);
   quay__pool_stock *const stock = stock_of(cache);
   return stock != NULL ? take_earlier(pool, cache, stock, want) : NULL;
 }
@@ -387,7 +374,7 @@ QUAY__ALWAYS static inline void describe_part(const quay__pool *pool, quay__exte
 QUAY__APART static quay_status alloc_large(quay__pool *pool, const quay_alloc_request *request,
                                            quay_raw_buffer *out_raw) {
   const quay__pool_want want = want_of(pool, request);
-  quay__extent *const extent = take_recent_at_once(pool, &want);
+  quay__extent *const extent = take_recent(pool, quay__pool_cache_at_once(pool), &want, true);
   if (extent == NULL)
     return alloc_any(pool, request, out_raw);
   describe_part(pool, extent, request->size, out_raw);

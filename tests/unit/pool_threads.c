@@ -12,6 +12,7 @@
 #include "layers/offset_allocator.h"
 #include "layers/pool_impl.h"
 #include "support/random.h"
+#include "support/sanitized.h"
 #include "support/status.h"
 
 #define KIB ((uint64_t)1 << 10)
@@ -20,14 +21,6 @@
 static quay_allocator *pool;
 
 /* Sanitizers are slow, and ThreadSanitizer's forks slowest. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-
 enum {
   THREADS = 4,
   SLOTS = 64,

@@ -14,15 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "support/sanitized.h"
 #include "support/skip.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
 
 static char folder[256];
 static char path[300];

@@ -7,15 +7,8 @@
 
 #include "core/lock.h"
 #include "core/os.h"
+#include "support/sanitized.h"
 #include "support/status.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
 
 /* The system, where it refuses a barrier from now on. */
 static atomic_bool refuses;
