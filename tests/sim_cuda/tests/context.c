@@ -74,6 +74,20 @@ Test(context, a_destroyed_context_is_refused) {
   expect(cu.cuCtxPushCurrent_v2(context), CUDA_ERROR_CONTEXT_IS_DESTROYED);
 }
 
+/* Though nobody waited for the stream, and its work is done by then. */
+Test(context, what_comes_after_a_synchronize_is_after_the_work_of_streams_that_were_destroyed) {
+  start("SIMCUDA_SCHEDULE=manual");
+  CUmemGenericAllocationHandle handle;
+  const CUdeviceptr address = mapped_memory(1, &handle);
+  CUstream stream = non_blocking_stream();
+  ok(cu.cuMemsetD8Async(address, 0x5a, 64, stream));
+  ok(cu.cuStreamDestroy_v2(stream));
+  cr_assert_eq(simcuda->run_all(), 1);
+  ok(cu.cuCtxSynchronize());
+  ok(cu.cuMemUnmap(address, 2 << 20));
+  expect_no_violation();
+}
+
 Test(context, synchronize_waits_for_all_of_its_streams_and_no_other_device) {
   start("SIMCUDA_SCHEDULE=manual");
   CUdeviceptr here = device_memory(64);
