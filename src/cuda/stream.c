@@ -80,12 +80,11 @@ static quay_status enter_with(quay__cuda_device *device, bool relaxed, uint64_t 
 /* Whether all is well with a stream that has a handle of its own, which the driver finds whatever
  * context is current: on the way of each allocation on such a stream. */
 static bool is_well(const quay__cuda_device *device, uint64_t stream) {
-  const quay__cu_stream handle = handle_of(stream);
   int capture = QUAY__CU_CAPTURE_STATUS_NONE;
   return device->api->cuCtxGetId != NULL && stream > QUAY__CU_STREAM_PER_THREAD &&
          !is_per_thread(stream) && quay__cuda_callable() &&
          quay__cuda_context_check(device) == QUAY__CU_SUCCESS &&
-         device->api->cuStreamIsCapturing(handle, &capture) == QUAY__CU_SUCCESS &&
+         device->api->cuStreamIsCapturing(handle_of(stream), &capture) == QUAY__CU_SUCCESS &&
          capture == QUAY__CU_CAPTURE_STATUS_NONE;
 }
 
