@@ -26,7 +26,8 @@ class Matrix(ProgramTest):
             self.assertGreater(pair["gbps"], 0)
             if pair["limit"] is not None:
                 self.assertIn(pair["limit"], result["limits"].values())
-                self.assertAlmostEqual(pair["ratio"], pair["gbps"] / pair["limit"])
+                ratio = pair["gbps"] / pair["limit"]
+                self.assertAlmostEqual(pair["ratio"], ratio, delta=1e-7 * ratio)  # nine digits each
         for limit in result["limits"].values():
             self.assertGreater(limit, 0)
         self.assertEqual(self.files(), [], "a temporary file is left")
