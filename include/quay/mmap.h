@@ -3,12 +3,15 @@
  * Copies to and from a mapped file do not raise SIGBUS: a file that was truncated behind the map is
  * an I/O error there. They read and write the file itself, with several readers, or copy from the
  * mapping while a read lease (fcntl(2), F_SETLEASE) keeps the file as it is: for a millisecond or
- * less at a time. Whoever opens the file for writing or truncates it meanwhile has to wait, or gets
- * EAGAIN if he opens it with O_NONBLOCK; at the very moment that a lease begins he may have SIGURG
- * sent to the program, a signal that by default does nothing. A process that is stopped within a
- * lease (by a debugger, say) lets writers wait until the system takes the lease away, after
- * /proc/sys/fs/lease-break-time; if the file is truncated then, going on raises SIGBUS. A file that
- * is open for writing, or belongs to another user, is read without leases.
+ * less at a time, and some more where pages of the destination have to be made or copied first.
+ * Whoever opens the file for writing or truncates it meanwhile has to wait, or gets EAGAIN if he
+ * opens it with O_NONBLOCK; at the very moment that a lease begins he may have SIGURG sent to the
+ * program, a signal that by default does nothing. A process that is stopped within a lease (by a
+ * debugger, say) lets writers wait until the system takes the lease away, after
+ * /proc/sys/fs/lease-break-time; if the file is truncated then, going on raises SIGBUS. So it is
+ * with a process that is killed within a lease while a child of a fork has its descriptors: writers
+ * wait until the child ends. A file that is open for writing, or belongs to another user, is read
+ * without leases.
  *
  * What the program does through a host pointer is its own: touching a page past the end of a
  * truncated file raises SIGBUS. A file that has grown behind the map is no error: every mapped byte
@@ -17,10 +20,10 @@
  *
  * To read faster, copies of 8 MiB and more out of read-only and shared mappings may enter pages of
  * the file that are in the page cache into the mapping; copies to devices only once as many bytes
- * have been copied as the mapping has. These count as resident memory of the
- * process, clean and reclaimable, at most a quarter of the machine's memory over all mappings,
- * until the mapping goes or quay_buffer_advise() with DONT_NEED takes them out; a program that
- * reads a large file once does so window by window behind its copies.
+ * have been copied as the mapping has. These count as resident memory of the process, clean and
+ * reclaimable, at most a quarter of the machine's memory over all mappings, until the mapping goes
+ * or quay_buffer_advise() with DONT_NEED takes them out; a program that reads a large file once
+ * does so window by window behind its copies.
  *
  * Each mapped file holds one descriptor until its last buffer is gone, for those copies; mappings
  * that are shared (see quay_map_file()) share it. With the usual limit of 1024 (ulimit -n) about a

@@ -56,7 +56,7 @@ static bool is_written(const quay__mapping *mapping) {
 
 /* A lease belongs to the open file, which a child of fork() shares: it must not end its parent's.
  */
-static bool may_lease(quay__mapping *mapping) {
+bool quay__lease_may(quay__mapping *mapping) {
   const int state = atomic_load_explicit(&mapping->lease, memory_order_relaxed);
   if (state == QUAY__LEASE_REFUSED || mapping->lease_process != quay__fork_generation)
     return false;
@@ -87,7 +87,7 @@ static bool begin(quay__mapping *mapping) {
 }
 
 bool quay__lease_take(quay__mapping *mapping, bool write) {
-  if (mapping->mode != (write ? QUAY_MAP_SHARED : QUAY_MAP_READ_ONLY) || !may_lease(mapping))
+  if (mapping->mode != (write ? QUAY_MAP_SHARED : QUAY_MAP_READ_ONLY) || !quay__lease_may(mapping))
     return false;
   quay__stripe_acquire(mapping);
   /* Somebody who waits is let in first: the pieces under way end, and no further one begins. */

@@ -198,6 +198,9 @@ void quay__populated_free(quay__mapping *mapping);
 /* Whether the file lies on a file system that is changed by this kernel alone. */
 bool quay__mmap_is_local(int file);
 
+/* False: leases of the mapping are refused for good, or not this process's to take. */
+bool quay__lease_may(quay__mapping *mapping);
+
 /* Whether the mapping may be touched: until quay__lease_drop() nobody can take its pages away. With
  * `write` pages that are populated for writing may be written to, in a shared mapping; without, one
  * that is read only may be read. False where that can't be had, or not now. */

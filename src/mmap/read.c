@@ -56,16 +56,16 @@ struct quay__populated {
   atomic_uint_fast64_t words[];
 };
 
-static atomic_uint_fast64_t populated_pieces; /* of all mappings */
+static atomic_uint_fast64_t populated_bytes; /* of all mappings */
 
-static uint64_t budget_in_pieces(void) {
+static uint64_t budget(void) {
   static atomic_uint_fast64_t cached; /* and one more; 0: not known yet */
   uint64_t value = atomic_load_explicit(&cached, memory_order_relaxed);
   if (value == 0) {
     uint64_t total = 0, available = 0;
     if (quay__os_memory_info(&total, &available) != 0)
       total = 0;
-    value = total / BUDGET_PART / PIECE + 1;
+    value = total / BUDGET_PART + 1;
     atomic_store_explicit(&cached, value, memory_order_relaxed);
   }
   return value - 1;
@@ -98,25 +98,32 @@ static bool is_populated(const struct quay__populated *populated, uint64_t piece
   return (atomic_load_explicit(&populated->words[piece / 64], memory_order_relaxed) & bit) != 0;
 }
 
+/* Bytes of the mapping in a piece; the last one may be short. */
+static uint64_t bytes_in(const quay__mapping *mapping, uint64_t piece) {
+  return quay__min(PIECE, mapping->mapped - piece * PIECE);
+}
+
 /* False if it is somebody else's already, or the budget is spent. */
-static bool claim(struct quay__populated *populated, uint64_t piece) {
+static bool claim(const quay__mapping *mapping, struct quay__populated *populated, uint64_t piece) {
   const uint64_t bit = UINT64_C(1) << (piece % 64);
+  const uint64_t bytes = bytes_in(mapping, piece);
   const bool fits =
-      atomic_fetch_add_explicit(&populated_pieces, 1, memory_order_relaxed) < budget_in_pieces();
+      atomic_fetch_add_explicit(&populated_bytes, bytes, memory_order_relaxed) + bytes <= budget();
   if (fits && (atomic_fetch_or_explicit(&populated->words[piece / 64], bit, memory_order_relaxed) &
                bit) == 0)
     return true;
-  atomic_fetch_sub_explicit(&populated_pieces, 1, memory_order_relaxed);
+  atomic_fetch_sub_explicit(&populated_bytes, bytes, memory_order_relaxed);
   return false;
 }
 
 /* Whether it was populated. */
-static bool give_up(struct quay__populated *populated, uint64_t piece) {
+static bool give_up(const quay__mapping *mapping, struct quay__populated *populated,
+                    uint64_t piece) {
   const uint64_t bit = UINT64_C(1) << (piece % 64);
   if ((atomic_fetch_and_explicit(&populated->words[piece / 64], ~bit, memory_order_relaxed) &
        bit) == 0)
     return false;
-  atomic_fetch_sub_explicit(&populated_pieces, 1, memory_order_relaxed);
+  atomic_fetch_sub_explicit(&populated_bytes, bytes_in(mapping, piece), memory_order_relaxed);
   return true;
 }
 
@@ -126,13 +133,8 @@ void quay__populated_free(quay__mapping *mapping) {
   if (populated == NULL)
     return;
   for (uint64_t piece = 0; piece < populated->pieces; ++piece)
-    (void)give_up(populated, piece);
+    (void)give_up(mapping, populated, piece);
   quay__os_free(populated);
-}
-
-/* Bytes of the mapping in a piece; the last one may be short. */
-static uint64_t bytes_in(const quay__mapping *mapping, uint64_t piece) {
-  return quay__min(PIECE, mapping->mapped - piece * PIECE);
 }
 
 void quay__populated_drop(const quay__mapping *mapping, uint64_t offset, uint64_t size) {
@@ -144,7 +146,7 @@ void quay__populated_drop(const quay__mapping *mapping, uint64_t offset, uint64_
   atomic_store_explicit(&populated->by_calls, 0, memory_order_relaxed);
   for (uint64_t piece = start / PIECE; piece <= (start + size - 1) / PIECE; ++piece) {
     /* A window may begin or end within a piece, but the whole of it was populated. */
-    if (give_up(populated, piece)) {
+    if (give_up(mapping, populated, piece)) {
       (void)quay__os_madvise(mapping->address + piece * PIECE, bytes_in(mapping, piece),
                              MADV_DONTNEED);
     }
@@ -173,12 +175,12 @@ static bool populate(const quay__mapping *mapping, uint64_t offset, uint64_t siz
   for (uint64_t piece = start / PIECE; piece <= (start + size - 1) / PIECE; ++piece) {
     if (is_populated(populated, piece))
       continue;
-    if (!claim(populated, piece))
+    if (!claim(mapping, populated, piece))
       return false;
     if (!piece_is_cached(mapping, piece) ||
         quay__os_madvise(mapping->address + piece * PIECE, bytes_in(mapping, piece),
                          MADV_POPULATE_READ) != 0) {
-      (void)give_up(populated, piece);
+      (void)give_up(mapping, populated, piece);
       return false;
     }
   }
@@ -239,9 +241,12 @@ static bool read_leased(const quay__mapping *mapping, uint64_t offset, unsigned 
   /* A mapping is never in memory that is const. */
   quay__mapping *owner =
       (quay__mapping *)(uintptr_t)mapping; /* NOLINT(performance-no-int-to-ptr) */
-  if (!is_worth_a_lease(mapping, offset, size) || !quay__lease_take(owner, false))
+  /* Populating touches nothing, and may take a while: nobody has to wait for it. */
+  if (mapping->mode != QUAY_MAP_READ_ONLY || !quay__lease_may(owner) ||
+      !is_worth_a_lease(mapping, offset, size) || !populate(mapping, offset, size) ||
+      !quay__lease_take(owner, false))
     return false;
-  const bool there = populate(mapping, offset, size) && is_resident(mapping, offset, size);
+  const bool there = is_resident(mapping, offset, size);
   if (there && quay__thread_in_staging) {
     quay__staging_fill(memory, quay__mapping_at(mapping, offset), size);
   } else if (there) {

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -30,8 +31,10 @@ static struct {
   atomic_int end_error;
   atomic_int absent; /* mincore() misses the last page of a range of several */
   atomic_int mincore_error;
-  atomic_int foreign; /* the file system is of an unknown type */
-  atomic_int reads;   /* calls of pread() for more than a megabyte */
+  atomic_int foreign;                     /* the file system is of an unknown type */
+  atomic_int reads;                       /* calls of pread() for more than a megabyte */
+  atomic_int cached_error;                /* of pread_cached() */
+  atomic_int populated, populated_leased; /* calls of madvise() that populate; under a lease */
 } fake;
 
 #define WRAP(type, name, parameters)      \
@@ -72,6 +75,22 @@ WRAP(uint64_t, file_system, (int file)) {
 WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
   atomic_fetch_add(&fake.reads, size > MIB);
   return __real_quay__os_pread(file, buffer, size, offset);
+}
+
+WRAP(ssize_t, pread_cached, (int file, void *buffer, size_t size, uint64_t offset)) {
+  errno = atomic_load(&fake.cached_error);
+  return errno != 0 ? -1 : __real_quay__os_pread_cached(file, buffer, size, offset);
+}
+
+#ifndef MADV_POPULATE_READ /* linux/mman.h, since Linux 5.14 */
+#define MADV_POPULATE_READ 22
+#endif
+
+WRAP(int, madvise, (void *address, size_t size, int advice)) {
+  const bool leased = atomic_load(&fake.begun) != atomic_load(&fake.ended);
+  atomic_fetch_add(&fake.populated, advice == MADV_POPULATE_READ);
+  atomic_fetch_add(&fake.populated_leased, advice == MADV_POPULATE_READ && leased);
+  return __real_quay__os_madvise(address, size, advice);
 }
 
 /* The file system of the tests' directory may be one without leases, and the system may be told not
@@ -116,6 +135,25 @@ Test(mmap_lease, a_read_only_mapping_is_read_under_leases_that_end_with_each_pie
   cr_assert_gt(atomic_load(&fake.begun), 0);
   cr_assert_eq(atomic_load(&fake.reads), 0);
   cr_assert(is_free(path));
+  quay_buffer_release(file);
+}
+
+/* Others would have to wait for page tables, or for the disk. */
+Test(mmap_lease, pages_are_populated_before_a_lease_is_taken) {
+  setenv("QUAY_COPY_THREADS", "1", 1);
+  quay_buffer *file = test_map(make_file(), QUAY_MAP_READ_ONLY);
+  check_reading(file);
+  cr_assert_gt(atomic_load(&fake.populated), 0);
+  cr_assert_eq(atomic_load(&fake.populated_leased), 0);
+  quay_buffer_release(file);
+}
+
+/* As on tmpfs: what can't be populated is not copied from the mapping. */
+Test(mmap_lease, none_is_taken_where_nobody_tells_what_is_in_the_page_cache) {
+  quay_buffer *file = test_map(make_file(), QUAY_MAP_READ_ONLY);
+  atomic_store(&fake.cached_error, EOPNOTSUPP);
+  check_reading(file);
+  cr_assert_eq(atomic_load(&fake.begun), 0);
   quay_buffer_release(file);
 }
 
