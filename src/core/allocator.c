@@ -181,8 +181,6 @@ static quay_allocator *take_over(const quay_allocator *wanted) {
   return found;
 }
 
-/* After a raw buffer was counted as gone, from when on another thread may have destroyed a
- * lingering allocator: nothing of it is touched before it was found on the list. */
 void quay__allocator_end_if_over(const quay_allocator *allocator) {
   quay_allocator *const over = take_over(allocator);
   if (over != NULL)

@@ -217,8 +217,8 @@ static bool all_populated(const quay__mapping *mapping, const struct quay__popul
   return true;
 }
 
-/* Page table entries make a copy to a device a twentieth faster, and cost a fifth of one: what is
- * read just once is better read by calls. */
+/* Page table entries make a copy to a device some hundredths faster, and cost a tenth of one or
+ * more: what is read just once is better read by calls. */
 static bool is_worth_a_lease(const quay__mapping *mapping, uint64_t offset, uint64_t size) {
   if (!quay__thread_in_staging)
     return true;
