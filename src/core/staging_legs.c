@@ -327,7 +327,7 @@ static void submit_run(quay__ring *ring, quay__leg *leg, const run *slots, bool 
 
 /* The transfer that the calling thread's own slots are in, the oldest of them. */
 static quay__transfer *own_transfer(const quay__ring *ring, quay__leg *leg) {
-  const void *self = quay__slots_self();
+  const void *self = quay__thread_self();
   const quay__slot *oldest = NULL;
   for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
     const quay__slot *slot = &ring->slots[i];

@@ -20,6 +20,7 @@
 
 /* Of each thread that waits for a disk: one is being read into while the other one goes on. */
 #define DISK_SLOTS 2u
+#define DISK_CHUNK (UINT64_C(1) << 20) /* at most: there are many threads, and one budget */
 
 /* A copy of few slots' worth is cut finer, so that its legs overlap for most of the way: into
  * CHUNKS, unless they became smaller than this. */
@@ -168,7 +169,7 @@ static uint64_t ask_disk(const quay__side *source, uint64_t size, quay__staging_
   if (!info.from_disk)
     return 0;
   inout_plan->threads = (uint32_t)quay__max(inout_plan->threads, info.threads);
-  return info.chunk != 0 ? info.chunk : size;
+  return quay__min(info.chunk != 0 ? info.chunk : size, DISK_CHUNK);
 }
 
 static cut from_disk(cut usual, uint64_t chunk) {

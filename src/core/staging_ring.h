@@ -9,6 +9,7 @@
 #include "core/lock.h"
 #include "core/staging.h"
 #include "core/staging_tuning.h"
+#include "core/stretches.h"
 #include "core/workers.h"
 
 #define QUAY__SLOTS_MAX       64u
@@ -28,11 +29,11 @@ typedef struct quay__slot {
   quay__slot_state state;
   unsigned char *memory;
   uint64_t segment;  /* neighbours of one segment may be joined */
-  uint64_t number;   /* of the chunk that is in it, from 0 */
+  uint64_t number;   /* of the chunk that is in it, from 0, as they were claimed */
   uint64_t at;       /* bytes into the copy */
   uint64_t size;     /* bytes of the chunk */
   uint64_t transfer; /* that moves it, where a transfer does */
-  const void *owner; /* the thread that keeps it, as quay__slots_self(); NULL: nobody does */
+  const void *owner; /* the thread that keeps it, as quay__thread_self(); NULL: nobody does */
 } quay__slot;
 
 /* How bytes get between the slots and one side of the copy. */
@@ -85,6 +86,8 @@ typedef struct quay__ring {
   uint32_t turn; /* chunks at the time when the copy last gave way */
 
   quay__slot slots[QUAY__SLOTS_MAX];
+  bool stretched; /* chunks come from stretches; else they are claimed in their order */
+  quay__stretches stretches;
   uint64_t claimed;        /* bytes that are, or were, in a slot */
   uint64_t chunks_claimed; /* the next chunk's number */
   const quay__slot *last;  /* that was claimed */
@@ -120,8 +123,6 @@ void quay__slots_close(quay__ring *ring);
 
 /* With the lock held. */
 
-/* The calling thread, as an owner of slots. */
-const void *quay__slots_self(void);
 /* Whether the calling thread may take what has this owner. */
 bool quay__slots_mine(const quay__ring *ring, const void *owner);
 /* What the calling thread has kept is anybody's. */

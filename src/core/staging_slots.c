@@ -7,6 +7,7 @@
 #include "core/staging_budget.h"
 #include "core/staging_memory.h"
 #include "core/staging_ring.h"
+#include "core/thread.h"
 
 #define PAGE UINT64_C(4096)
 
@@ -177,17 +178,12 @@ void quay__slots_close(quay__ring *ring) {
 
 /* Chunks. */
 
-const void *quay__slots_self(void) {
-  static _Thread_local char self;
-  return &self;
-}
-
 bool quay__slots_mine(const quay__ring *ring, const void *owner) {
-  return ring->own == 0 || owner == NULL || owner == quay__slots_self();
+  return ring->own == 0 || owner == NULL || owner == quay__thread_self();
 }
 
 void quay__slots_leave(quay__ring *ring) {
-  const void *self = quay__slots_self();
+  const void *self = quay__thread_self();
   for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
     if (ring->slots[i].owner == self)
       ring->slots[i].owner = NULL;
@@ -220,7 +216,7 @@ static quay__slot *next_empty(quay__ring *ring) {
 
 /* One that the calling thread keeps; else a new one, unless it has its share. */
 static const quay__slot *next_own(const quay__ring *ring) {
-  const void *self = quay__slots_self();
+  const void *self = quay__thread_self();
   const quay__slot *fresh = NULL;
   uint32_t kept = 0;
   for (uint32_t i = 0; i < QUAY__SLOTS_MAX; i++) {
@@ -262,11 +258,14 @@ quay__slot *quay__slots_claim(quay__ring *ring) {
     return NULL;
   quay__slot *slot = &ring->slots[found - ring->slots];
   if (ring->own != 0)
-    slot->owner = quay__slots_self();
+    slot->owner = quay__thread_self();
   slot->state = QUAY__SLOT_FILLING;
   slot->number = ring->chunks_claimed++;
   slot->at = ring->claimed;
   slot->size = next_chunk_size(ring);
+  if (ring->stretched) {
+    slot->size = quay__stretches_take(&ring->stretches, quay__thread_self(), slot->size, &slot->at);
+  }
   ring->claimed += slot->size;
   ring->last = slot;
   return slot;

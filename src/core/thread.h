@@ -60,6 +60,11 @@ extern _Thread_local bool quay__thread_submits_piece;
 /* For lifecycle.c alone, with every lock held. */
 void quay__thread_after_fork_in_child(void);
 
+/* Tells the calling thread from all others that are there at the same time. */
+static inline const void *quay__thread_self(void) {
+  return &quay__near;
+}
+
 /* A number that nobody has had: above 0, unique in the process, in no particular order. */
 uint64_t quay__next_id(void);
 

@@ -15,7 +15,9 @@
 #include "core/copy_threads.h"
 #include "core/error.h"
 #include "core/host_copy.h"
+#include "core/lock.h"
 #include "core/os.h"
+#include "core/stretches.h"
 #include "core/thread.h"
 #include "core/workers.h"
 #include "mmap/mmap_impl.h"
@@ -38,12 +40,13 @@
 /* From here on reads of what is in the page cache are worth read.c's preparations. */
 #define CACHED_MIN ((uint64_t)8 << 20)
 
-/* What each thread reads in turn of a range that is not in the page cache: the kernel's read-ahead
- * takes several readers of one descriptor for one only if they stay close together. */
+/* What a thread reads at a time of a range that is not in the page cache. */
 #define COLD_PIECE ((uint64_t)1 << 20)
 
-/* The same with direct I/O, where each request is the disk's. */
-#define DIRECT_PIECE ((uint64_t)512 << 10)
+/* The same with direct I/O, where each is one request to the disk: large ones where each thread
+ * still has several. */
+#define DIRECT_PIECE_MIN ((uint64_t)512 << 10)
+#define DIRECT_PIECE_MAX ((uint64_t)4 << 20)
 
 #define BOUNCE_SIZE ((uint64_t)1 << 20)
 #define FILL_SIZE   ((uint64_t)256 << 10)
@@ -64,6 +67,7 @@ typedef struct transfer {
   uint64_t size;
   uint64_t head; /* bytes before the first boundary; belong to the first piece */
   uint64_t piece;
+  quay__stretches *stretches; /* of what comes after the head, where it is cold */
 } transfer;
 
 /* Moving: reading the file. */
@@ -204,8 +208,11 @@ static move_function reader_of_range(const quay__mapping *mapping, uint64_t offs
   return there ? quay__mmap_read_buffered : usual;
 }
 
-static uint64_t cold_piece_of(const quay__mapping *mapping) {
-  return mapping->direct_file >= 0 ? DIRECT_PIECE : COLD_PIECE;
+static uint64_t cold_piece_of(const quay__mapping *mapping, uint64_t size, uint32_t threads) {
+  if (mapping->direct_file < 0)
+    return COLD_PIECE;
+  const uint64_t several = quay__align_down(size / (4 * (uint64_t)threads), DIRECT_PIECE_MIN);
+  return quay__min(quay__max(several, DIRECT_PIECE_MIN), DIRECT_PIECE_MAX);
 }
 
 /* Transfers. */
@@ -242,6 +249,18 @@ static quay_status transfer_piece(void *context, uint64_t index) {
   return transfer_range(job, start, end - start);
 }
 
+/* The same for ranges that have to come from the disk: whichever piece the thread should read. */
+static quay_status transfer_cold_piece(void *context, uint64_t index) {
+  transfer *job = context;
+  uint64_t at;
+  quay__stripe_acquire(job);
+  const uint64_t size = quay__stretches_take(job->stretches, quay__thread_self(), job->piece, &at);
+  quay__stripe_release(job);
+  (void)index;
+  const uint64_t start = at == 0 ? 0 : job->head + at;
+  return transfer_range(job, start, job->head + at + size - start);
+}
+
 /* Bytes up to where pieces should begin: a page of the destination, or for direct I/O a place in
  * the file that it can start from. */
 static uint64_t head_of(const transfer *job) {
@@ -259,12 +278,18 @@ static uint64_t piece_of(uint64_t size, uint32_t threads) {
 }
 
 static quay_status transfer_in_pieces(transfer *job, uint32_t threads) {
-  const uint64_t piece = job->cold ? cold_piece_of(job->mapping) : piece_of(job->size, threads);
+  const uint64_t piece =
+      job->cold ? cold_piece_of(job->mapping, job->size, threads) : piece_of(job->size, threads);
   job->piece = piece;
   job->head = head_of(job);
   const uint64_t body = job->size - quay__min(job->head, job->size);
   const uint64_t count = quay__max((body + piece - 1) / piece, 1);
-  return quay__workers_run(threads, count, transfer_piece, job);
+  if (!job->cold)
+    return quay__workers_run(threads, count, transfer_piece, job);
+  quay__stretches stretches;
+  quay__stretches_begin(&stretches, body, threads, piece);
+  job->stretches = &stretches;
+  return quay__workers_run(threads, count, transfer_cold_piece, job);
 }
 
 /* What can be told before the first byte has moved. */
@@ -511,7 +536,8 @@ static void plan_read(const quay__mapping *mapping, uint64_t offset, uint64_t si
                       quay_across_info *out_info) {
   out_info->from_disk = is_cold(mapping, offset, size);
   if (out_info->from_disk) {
-    plan_pieces(size, cold_piece_of(mapping), threads_of(quay__disk_threads), out_info);
+    const uint32_t threads = threads_of(quay__disk_threads);
+    plan_pieces(size, cold_piece_of(mapping, size, threads), threads, out_info);
   } else {
     plan_move(mapping, reader_of(mapping), size, out_info);
   }

@@ -45,6 +45,7 @@ static struct {
   atomic_int patience;            /* milliseconds that they do: long where as many will come */
   atomic_int readers, most;       /* at a time */
   atomic_int direct, buffered;    /* calls of pread() for as much as direct I/O is for */
+  atomic_uint_fast64_t farthest;  /* place that a thread's first such call was for */
   atomic_uint_fast64_t available; /* of the machine's memory, in bytes; 0: the truth */
 } fake = {.patience = 20000};
 
@@ -92,12 +93,23 @@ static inline void wait_for_readers(void) {
   }
 }
 
+static inline void note_first(uint64_t offset) {
+  static _Thread_local bool noted;
+  uint64_t farthest = atomic_load(&fake.farthest);
+  while (!noted && offset > farthest &&
+         !atomic_compare_exchange_weak(&fake.farthest, &farthest, offset))
+    ;
+  noted = true;
+}
+
 WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
   int longest = atomic_load(&fake.longest_read);
   while ((int)size > longest &&
          !atomic_compare_exchange_weak(&fake.longest_read, &longest, (int)size))
     ;
   atomic_fetch_add(&fake.reads_advised, atomic_load(&fake.advised) ? 1 : 0);
+  if (size >= 64 * KIB)
+    note_first(offset);
   if (size >= 64 * KIB)
     atomic_fetch_add((fcntl(file, F_GETFL) & O_DIRECT) != 0 ? &fake.direct : &fake.buffered, 1);
   wait_for_readers();

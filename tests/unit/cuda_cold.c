@@ -130,6 +130,13 @@ Test(cuda_cold, as_many_threads_wait_for_the_disk_as_the_plan_says) {
   close_sides(&direct);
 }
 
+Test(cuda_cold, each_of_two_threads_reads_a_half_whose_slots_go_to_the_device_as_they_come) {
+  const sides both = open_sides(NONE_THERE, false);
+  cr_assert_eq(count_readers(&both, 2, 2), 2);
+  cr_assert_eq(atomic_load(&fake.farthest), SIZE / 2);
+  close_sides(&both);
+}
+
 Test(cuda_cold, the_kernel_reads_further_ahead_in_what_is_staged_from_the_disk) {
   const sides both = open_sides(NONE_THERE, false);
   MUST(quay_buffer_copy_from(both.there, both.file));

@@ -76,7 +76,28 @@ Test(mmap_cold, as_many_wait_for_direct_io) {
   check_threads(true);
 }
 
+static void check_stretches(bool direct) {
+  setenv("QUAY_COPY_THREADS", "2", 1);
+  atomic_store(&fake.mincore, NONE_THERE);
+  quay_buffer *file = map_one(test_file("a", ENOUGH, 3), direct);
+  atomic_store(&fake.wanted, 2);
+  read_and_check(file, 0, ENOUGH);
+  /* It begins where a page of the memory does. */
+  const uint64_t half = atomic_load(&fake.farthest);
+  cr_assert(half >= ENOUGH / 2 && half < ENOUGH / 2 + 4096, "%llu", (unsigned long long)half);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, each_of_two_threads_reads_a_half) {
+  check_stretches(false);
+}
+
+Test(mmap_cold, each_of_two_threads_reads_a_half_with_direct_io) {
+  check_stretches(true);
+}
+
 Test(mmap_cold, direct_io_goes_in_pieces_of_half_a_megabyte_without_advice) {
+  setenv("QUAY_COPY_THREADS", "4", 1);
   atomic_store(&fake.mincore, NONE_THERE);
   quay_buffer *file = map_direct(test_file("a", SIZE, 3));
   read_and_check(file, 991, SIZE - 991);
@@ -266,7 +287,9 @@ Test(mmap_cold, the_plan_of_a_missing_file_tells_its_threads_and_pieces) {
   expect_plan(true, 0, 16, MIB / 2);
   expect_plan(false, 3, 3, MIB);
   setenv("QUAY_COPY_THREADS", "2", 1);
-  expect_plan(true, 0, 2, MIB / 2);
+  expect_plan(true, 0, 2, 5 * MIB / 2);
+  setenv("QUAY_COPY_THREADS", "1", 1);
+  expect_plan(true, 0, 1, 4 * MIB);
 }
 
 Test(mmap_cold, the_plan_of_a_file_that_is_there_is_another_one) {
