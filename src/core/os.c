@@ -131,10 +131,6 @@ ssize_t quay__os_pread_cached(int file, void *buffer, size_t size, uint64_t offs
   return RETRY(preadv2(file, &piece, 1, (off_t)offset, RWF_NOWAIT));
 }
 
-int quay__os_fadvise(int file, int advice) {
-  return posix_fadvise(file, 0, 0, advice);
-}
-
 ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offset) {
   return RETRY(pwrite(file, buffer, size, (off_t)offset));
 }

@@ -45,8 +45,6 @@ ssize_t quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
 /* The same for what is in the page cache, without waiting: short, or -1 with EAGAIN, where it is
  * not. EOPNOTSUPP or ENOSYS where the file system or kernel can't tell. */
 ssize_t quay__os_pread_cached(int file, void *buffer, size_t size, uint64_t offset);
-/* posix_fadvise() on the whole of an open file: 0 or an errno. */
-int quay__os_fadvise(int file, int advice);
 ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offset);
 /* Whether nothing was ever written to the range; false where the system can't tell. Moves the
  * descriptor's own position. */

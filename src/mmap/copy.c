@@ -6,7 +6,6 @@
  * pwrite grows again by that write; and where a sandbox forbids calls on the process's own memory,
  * pages are populated and then touched, which a truncation in between turns into SIGBUS. */
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -316,26 +315,6 @@ static move_function writer_of_large(const transfer *job, uint32_t threads) {
   return touchable ? quay__mmap_write_alone : quay__mmap_write_file;
 }
 
-/* The kernel reads twice as far ahead in a file that is said to be read in order. The pieces of a
- * staged copy each say so of theirs; whoever reads something else after them takes it back. */
-static void set_read_ahead(const transfer *job) {
-  /* A mapping is never in memory that is const. */
-  quay__mapping *owner =
-      (quay__mapping *)(uintptr_t)job->mapping; /* NOLINT(performance-no-int-to-ptr) */
-  const bool wide = (job->cold || (quay__thread_in_staging && quay__thread_reads_disk)) &&
-                    !job->write && owner->direct_file < 0;
-  if (atomic_load_explicit(&owner->reads_ahead, memory_order_relaxed) == wide ||
-      atomic_exchange_explicit(&owner->reads_ahead, wide, memory_order_relaxed) == wide)
-    return;
-  (void)quay__os_fadvise(owner->file, wide ? POSIX_FADV_SEQUENTIAL : POSIX_FADV_NORMAL);
-}
-
-static void end_read_ahead(const transfer *job) {
-  transfer after = *job;
-  after.cold = false;
-  set_read_ahead(&after);
-}
-
 /* Moves the whole range, then looks whether the file is still what it was: the last page of one
  * that was truncated reads as zeros without any error. */
 static quay_status transfer_run(transfer *job) {
@@ -350,12 +329,7 @@ static quay_status transfer_run(transfer *job) {
   /* Those that pwrite wait for each other in the kernel, and plain copies split themselves. */
   const bool splits = job->move != quay__mmap_write_file && job->move != quay__mmap_write_alone &&
                       job->move != read_plain && job->move != write_plain;
-  set_read_ahead(job);
-  const quay_status status =
-      splits && large ? transfer_in_pieces(job, threads) : transfer_range(job, 0, job->size);
-  if (job->cold)
-    end_read_ahead(job);
-  QUAY_TRY(status);
+  QUAY_TRY(splits && large ? transfer_in_pieces(job, threads) : transfer_range(job, 0, job->size));
   if (job->other != NULL)
     QUAY_TRY(quay__mapping_check_size(job->other));
   return quay__mapping_check_size(job->mapping);

@@ -53,7 +53,6 @@ typedef struct quay__mapping {
   void *user;
   _Atomic(struct quay__populated *) populated; /* read.c's; NULL: nothing */
   atomic_int lease;                            /* quay__lease_state; lease.c's */
-  atomic_bool reads_ahead;                     /* the file was said to be read in order */
   uint32_t lease_users;                        /* the stripe of the mapping */
   uint32_t lease_process;                      /* the quay__fork_generation that may lease */
   char path[];                                 /* for messages */

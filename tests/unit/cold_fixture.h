@@ -37,10 +37,6 @@ static struct {
   atomic_int cached_calls;
   atomic_int longest_read; /* by pread(), in bytes */
   atomic_int read_error;
-  atomic_int advice_error;
-  atomic_int sequential, normal;  /* advice that was given */
-  atomic_bool advised;            /* sequential comes last */
-  atomic_int reads_advised;       /* calls of pread() meanwhile */
   atomic_int wanted;              /* readers at a time that each of them waits for; 0: none */
   atomic_int patience;            /* milliseconds that they do: long where as many will come */
   atomic_int readers, most;       /* at a time */
@@ -107,7 +103,6 @@ WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
   while ((int)size > longest &&
          !atomic_compare_exchange_weak(&fake.longest_read, &longest, (int)size))
     ;
-  atomic_fetch_add(&fake.reads_advised, atomic_load(&fake.advised) ? 1 : 0);
   if (size >= 64 * KIB)
     note_first(offset);
   if (size >= 64 * KIB)
@@ -123,14 +118,6 @@ WRAP(ssize_t, pread_cached, (int file, void *buffer, size_t size, uint64_t offse
   atomic_fetch_add(&fake.cached_calls, 1);
   errno = atomic_load(&fake.cached_error);
   return errno != 0 ? -1 : __real_quay__os_pread(file, buffer, size, offset);
-}
-
-WRAP(int, fadvise, (int file, int advice)) {
-  atomic_fetch_add(&fake.sequential, advice == POSIX_FADV_SEQUENTIAL);
-  atomic_fetch_add(&fake.normal, advice == POSIX_FADV_NORMAL);
-  atomic_store(&fake.advised, advice == POSIX_FADV_SEQUENTIAL);
-  const int error = atomic_load(&fake.advice_error);
-  return error != 0 ? error : __real_quay__os_fadvise(file, advice);
 }
 
 WRAP(int, memory_info, (uint64_t * out_total, uint64_t *out_available)) {

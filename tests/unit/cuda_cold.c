@@ -137,35 +137,6 @@ Test(cuda_cold, each_of_two_threads_reads_a_half_whose_slots_go_to_the_device_as
   close_sides(&both);
 }
 
-Test(cuda_cold, the_kernel_reads_further_ahead_in_what_is_staged_from_the_disk) {
-  const sides both = open_sides(NONE_THERE, false);
-  MUST(quay_buffer_copy_from(both.there, both.file));
-  cr_expect_eq(atomic_load(&fake.sequential), 1, "said %d times", atomic_load(&fake.sequential));
-  cr_expect_geq(atomic_load(&fake.reads_advised), (int)(SIZE / MIB));
-  cr_expect(test_buffer_is(both.there, 0, 3));
-  close_sides(&both);
-}
-
-Test(cuda_cold, what_is_read_after_that_is_read_ahead_as_usual) {
-  const sides both = open_sides(NONE_THERE, false);
-  MUST(quay_buffer_copy_from(both.there, both.file));
-  atomic_store(&fake.mincore, ALL_THERE);
-  atomic_store(&fake.reads_advised, 0);
-  MUST(quay_buffer_copy_from(both.there, both.file));
-  cr_expect_eq(atomic_load(&fake.normal), 1, "said %d times", atomic_load(&fake.normal));
-  cr_expect_eq(atomic_load(&fake.reads_advised), 0);
-  cr_expect(test_buffer_is(both.there, 0, 3));
-  close_sides(&both);
-}
-
-Test(cuda_cold, nothing_is_read_ahead_for_direct_io) {
-  const sides both = open_sides(NONE_THERE, true);
-  MUST(quay_buffer_copy_from(both.there, both.file));
-  cr_expect_eq(atomic_load(&fake.sequential), 0);
-  cr_expect(test_buffer_is(both.there, 0, 3));
-  close_sides(&both);
-}
-
 Test(cuda_cold, no_more_threads_wait_for_the_disk_than_the_caller_allows) {
   const sides both = open_sides(NONE_THERE, false);
   atomic_store(&fake.patience, 20);
