@@ -57,11 +57,13 @@ typedef struct quay_map_options {
   uint64_t offset; /* bytes from the start of the file; any value, page alignment is not needed */
   uint64_t length; /* bytes; 0: to the end of the file */
   /* Read with direct I/O where the file system can and copies are large enough; the page cache is
-   * not filled then. Faster for a file that is not in the page cache and is read once; what is
-   * there already is read from there. Refused with INVALID_ARGUMENT for QUAY_MAP_SHARED; without
-   * effect for QUAY_MAP_COPY_ON_WRITE, whose pages may not be the file's. Without it, of read-only
-   * mappings, copies of 8 MiB and more are read so where the file is larger than the memory that
-   * was available when it was mapped: the page cache could not keep it, and would lose what it has.
+   * not filled then. Faster for a file that is not in the page cache and is read once, into memory
+   * or to a device (into another mapping the bytes go through memory in between, which is slower);
+   * what is there already is read from there. Refused with INVALID_ARGUMENT for QUAY_MAP_SHARED;
+   * without effect for QUAY_MAP_COPY_ON_WRITE, whose pages may not be the file's. Without it, of
+   * read-only mappings, copies of 8 MiB and more are read so where the file is larger than the
+   * memory that was available when it was mapped: the page cache could not keep it, and would lose
+   * what it has.
    */
   bool direct;
 } quay_map_options;

@@ -19,6 +19,10 @@
 #define SLICE_MIN (UINT64_C(16) << 20)
 #define SLICE_MAX (UINT64_C(64) << 20)
 
+/* The same of a file that has to come from the disk: each of many threads has a stretch of it, and
+ * all wait for the last one. */
+#define DISK_SLICE (UINT64_C(256) << 20)
+
 /* Which function of which side moves the bytes. */
 typedef enum copy_way {
   WAY_NOTHING,
@@ -37,6 +41,7 @@ typedef struct choice {
   uint64_t chunk; /* bytes; 0: all at once */
   uint32_t threads;
   uint64_t staging_bytes; /* that the backend holds by itself */
+  bool from_disk;         /* as the backend says; only once ask_details() has asked it */
   const char *reason;
 } choice;
 
@@ -224,7 +229,8 @@ static quay_status choose(const quay__side *destination, const quay__side *sourc
   return QUAY_OK;
 }
 
-/* How the backend that moves the bytes would go about it; nobody needs to know but a plan. */
+/* How the backend that moves the bytes would go about it; nobody needs to know but a plan, and who
+ * cuts a copy into slices. */
 static void ask_details(const quay__side *destination, const quay__side *source, uint64_t size,
                         choice *chosen) {
   const bool into = chosen->way == WAY_COPY_IN, out = chosen->way == WAY_COPY_OUT;
@@ -242,11 +248,14 @@ static void ask_details(const quay__side *destination, const quay__side *source,
   chosen->chunk = info.chunk;
   chosen->threads = info.threads != 0 ? info.threads : 1;
   chosen->staging_bytes = info.staging_bytes;
+  chosen->from_disk = info.from_disk;
   if (info.reason != NULL)
     chosen->reason = info.reason;
 }
 
-static uint64_t slice_of(uint64_t size) {
+static uint64_t slice_of(const choice *chosen, uint64_t size) {
+  if (chosen->from_disk)
+    return DISK_SLICE;
   const uint64_t wanted = quay__align_down(size / 64, UINT64_C(1) << 20);
   return quay__max(SLICE_MIN, quay__min(wanted, SLICE_MAX));
 }
@@ -265,7 +274,7 @@ quay_status quay__route_plan(const quay__side *destination, const quay__side *so
   if (chosen.chunk == 0)
     chosen.chunk = size;
   if (options->progress != NULL && size != 0)
-    chosen.chunk = quay__min(chosen.chunk, slice_of(size));
+    chosen.chunk = quay__min(chosen.chunk, slice_of(&chosen, size));
   *out_plan = (quay_copy_plan_info){
       .route = chosen.route,
       .from = source->allocator->kind,
@@ -366,8 +375,8 @@ static bool goes_backwards(const copy_job *job) {
          job->destination->offset > job->source->offset;
 }
 
-static quay_status move_in_slices(const copy_job *job, copy_way way, bool *out_moved) {
-  const uint64_t slice = job->options->progress != NULL ? slice_of(job->size) : job->size;
+static quay_status move_in_slices(const copy_job *job, copy_way way, uint64_t slice,
+                                  bool *out_moved) {
   const bool backwards = goes_backwards(job);
   for (uint64_t done = 0; done < job->size;) {
     const uint64_t size = quay__min(slice, job->size - done);
@@ -392,7 +401,11 @@ static quay_status choose_and_move(const quay__side *destination, const quay__si
     return move_staged(destination, source, size, options, out_moved);
   copy_job job = {.destination = destination, .source = source, .size = size, .options = options};
   QUAY_TRY(prepare(&job, chosen.way));
-  return move_in_slices(&job, chosen.way, out_moved);
+  if (options->progress == NULL || size == 0)
+    return move_in_slices(&job, chosen.way, size, out_moved);
+  if (chosen.way == WAY_COPY_OUT && is_file(source))
+    ask_details(destination, source, size, &chosen);
+  return move_in_slices(&job, chosen.way, slice_of(&chosen, size), out_moved);
 }
 
 quay_status quay__route_copy(const quay__side *destination, const quay__side *source, uint64_t size,

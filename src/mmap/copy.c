@@ -47,8 +47,11 @@
 #define DIRECT_PIECE_MIN ((uint64_t)512 << 10)
 #define DIRECT_PIECE_MAX ((uint64_t)4 << 20)
 
+/* Between two mappings; so many keep a disk busy. */
 #define BOUNCE_SIZE ((uint64_t)1 << 20)
-#define FILL_SIZE   ((uint64_t)256 << 10)
+#define BOUNCES     4u
+
+#define FILL_SIZE ((uint64_t)256 << 10)
 
 /* A way to move bytes between a place in the file and memory: 0, an errno or QUAY__MMAP_ENDED. */
 typedef int (*move_function)(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
@@ -417,7 +420,7 @@ static bool overlaps(const within *job, bool *out_backwards) {
 /* Through bounded memory in between; `backwards` begins with the last chunk. */
 static quay_status copy_bounced(const within *job, bool backwards) {
   const uint64_t chunk = quay__min(job->size, BOUNCE_SIZE);
-  unsigned char *bounce = quay__os_malloc(chunk);
+  unsigned char *bounce = quay__os_aligned_alloc(quay__os_page_size(), chunk);
   if (bounce == NULL) {
     quay__copy_refused();
     return quay__fail_out_of_memory(chunk, "a copy between two files");
@@ -434,6 +437,58 @@ static quay_status copy_bounced(const within *job, bool backwards) {
   }
   quay__os_free(bounce);
   return status;
+}
+
+/* The same in pieces by several threads, of ranges that don't overlap: each has memory of its own
+ * in between. */
+typedef struct bouncing {
+  const within *job;
+  unsigned char *memory; /* BOUNCE_SIZE for each of BOUNCES */
+  atomic_uint taken;     /* a bit for each */
+} bouncing;
+
+static uint32_t take_bounce(bouncing *all) {
+  unsigned taken = atomic_load_explicit(&all->taken, memory_order_relaxed);
+  uint32_t free_one;
+  do {
+    free_one = (uint32_t)__builtin_ctz(~taken);
+  } while (!atomic_compare_exchange_weak_explicit(&all->taken, &taken, taken | 1u << free_one,
+                                                  memory_order_acquire, memory_order_relaxed));
+  return free_one;
+}
+
+static quay_status bounce_piece(void *context, uint64_t index) {
+  bouncing *all = context;
+  const within *job = all->job;
+  const uint64_t start = index * BOUNCE_SIZE;
+  const uint64_t size = quay__min(BOUNCE_SIZE, job->size - start);
+  const uint32_t own = take_bounce(all);
+  unsigned char *memory = all->memory + own * BOUNCE_SIZE;
+  quay_status status = read_into(job->from, job->from_offset + start, memory, size, NULL);
+  if (status == QUAY_OK)
+    status = write_from(job->to, job->to_offset + start, memory, size, NULL);
+  atomic_fetch_and_explicit(&all->taken, ~(1u << own), memory_order_release);
+  return status;
+}
+
+static quay_status bounce_together(const within *job) {
+  const uint64_t pieces = (job->size - 1) / BOUNCE_SIZE + 1;
+  uint32_t threads;
+  if (pieces == 1)
+    return copy_bounced(job, false);
+  const quay_status status = quay__disk_threads(&threads);
+  if (status != QUAY_OK) {
+    quay__copy_refused();
+    return status;
+  }
+  threads = (uint32_t)quay__min(quay__min(threads, BOUNCES), pieces);
+  bouncing all = {.job = job,
+                  .memory = quay__os_aligned_alloc(quay__os_page_size(), threads * BOUNCE_SIZE)};
+  if (all.memory == NULL)
+    return copy_bounced(job, false);
+  const quay_status done = quay__workers_run(threads, pieces, bounce_piece, &all);
+  quay__os_free(all.memory);
+  return done;
 }
 
 /* Two private sides would need one call that is guarded at both ends; and what was opened for
@@ -464,7 +519,7 @@ quay_status quay__mmap_copy_within(quay_allocator *allocator, quay_raw_buffer *d
   if (overlaps(&job, &backwards))
     return copy_bounced(&job, backwards);
   if (bounces(job.to, job.from))
-    return copy_bounced(&job, false);
+    return bounce_together(&job);
   if (is_read_into(job.to, job.from)) {
     unsigned char *memory = quay__mapping_at(job.to, job.to_offset);
     return read_into(job.from, job.from_offset, memory, size, job.to);
@@ -521,8 +576,9 @@ static void plan_read(const quay__mapping *mapping, uint64_t offset, uint64_t si
 static void plan_within(const quay__mapping *to, const quay__mapping *from, uint64_t size,
                         quay_across_info *out_info) {
   if (bounces(to, from)) {
-    out_info->chunk = quay__min(size, BOUNCE_SIZE);
-    out_info->staging_bytes = out_info->chunk;
+    const uint32_t threads = (uint32_t)quay__min(threads_of(quay__disk_threads), BOUNCES);
+    plan_pieces(size, quay__min(size, BOUNCE_SIZE), threads, out_info);
+    out_info->staging_bytes = out_info->chunk * out_info->threads;
   } else {
     const bool reads = is_read_into(to, from);
     plan_move(reads ? from : to, reads ? reader_of(from) : writer_of(to), size, out_info);

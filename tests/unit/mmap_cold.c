@@ -92,6 +92,77 @@ Test(mmap_cold, each_of_two_threads_reads_a_half_with_direct_io) {
   check_stretches(true);
 }
 
+static bool count_calls(void *user, uint64_t done, uint64_t total) {
+  cr_assert_leq(done, total);
+  ++*(int *)user;
+  return true;
+}
+
+/* What is told of is cut into slices, but not so small that stretches are. */
+Test(mmap_cold, each_of_two_threads_reads_a_half_of_what_is_told_of_at_a_time) {
+  const uint64_t size = 300 * MIB;
+  setenv("QUAY_COPY_THREADS", "2", 1);
+  atomic_store(&fake.mincore, NONE_THERE);
+  quay_buffer *file = test_map(test_sparse_file("a", size), QUAY_MAP_READ_ONLY);
+  quay_buffer *memory = test_buffer(NULL, size, 4);
+  int calls = 0;
+  const quay_copy_options options = {.progress = count_calls, .progress_user = &calls};
+  quay_copy_plan_info plan;
+  TEST_OK(quay_copy_plan(memory, 0, file, 0, size, &options, &plan));
+  cr_assert_eq(plan.chunk, MIB);
+  atomic_store(&fake.wanted, 2);
+  TEST_OK(quay_buffer_copy_region(memory, 0, file, 0, size, &options));
+  cr_assert_eq(calls, 2);
+  cr_assert_eq(atomic_load(&fake.farthest), 32 * MIB);
+  cr_assert_eq(atomic_load(&fake.buffered), (int)(size / MIB));
+  const unsigned char *bytes = NULL;
+  TEST_OK(quay_buffer_host_bytes(memory, (const void **)&bytes, NULL));
+  cr_assert(bytes[0] == 0 && memcmp(bytes, bytes + 1, size - 1) == 0);
+  quay_buffer_release(memory);
+  quay_buffer_release(file);
+}
+
+/* Into another file, where the kernel can't write for itself: memory in between. */
+static void copy_to_mapping(quay_buffer *file, uint64_t offset, uint64_t size, const char *name) {
+  quay_buffer *to = NULL;
+  TEST_OK(quay_file_create(test_path(name), size, NULL, &to));
+  quay_copy_plan_info plan = plan_of(to, file, offset, size, 0);
+  cr_assert_eq(plan.chunk, MIB);
+  cr_assert_eq(plan.threads, 4);
+  cr_assert_eq(plan.staging_bytes, 4 * MIB);
+  atomic_store(&fake.most, 0);
+  atomic_store(&fake.direct, 0);
+  atomic_store(&fake.wanted, 4);
+  TEST_OK(quay_buffer_copy_region(to, 0, file, offset, size, NULL));
+  cr_assert_eq(atomic_load(&fake.most), 4, "%d readers", atomic_load(&fake.most));
+  cr_assert_geq(atomic_load(&fake.direct), (int)(size / MIB));
+  atomic_store(&fake.wanted, 0);
+  cr_assert(test_buffer_is(to, offset, 3));
+  quay_buffer_release(to);
+}
+
+Test(mmap_cold, four_threads_copy_with_direct_io_into_another_file) {
+  unsetenv("QUAY_COPY_THREADS");
+  quay_buffer *file = map_direct(test_file("a", ENOUGH, 3));
+  atomic_store(&fake.mincore, NONE_THERE);
+  copy_to_mapping(file, 0, ENOUGH, "to");
+  copy_to_mapping(file, 991, ENOUGH - 1234, "odd");
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, an_error_of_one_of_them_is_told) {
+  quay_buffer *file = map_direct(test_file("a", ENOUGH, 3)), *to = NULL;
+  TEST_OK(quay_file_create(test_path("to"), ENOUGH, NULL, &to));
+  atomic_store(&fake.mincore, NONE_THERE);
+  atomic_store(&fake.read_error, EIO);
+  test_expect_error(quay_buffer_copy_from(to, file), QUAY_STATUS_IO, "EIO", "reading");
+  atomic_store(&fake.read_error, 0);
+  TEST_OK(quay_buffer_copy_from(to, file));
+  cr_assert(test_buffer_is(to, 0, 3));
+  quay_buffer_release(to);
+  quay_buffer_release(file);
+}
+
 Test(mmap_cold, direct_io_goes_in_pieces_of_half_a_megabyte_where_there_are_few) {
   setenv("QUAY_COPY_THREADS", "4", 1);
   atomic_store(&fake.mincore, NONE_THERE);
