@@ -63,8 +63,7 @@ typedef struct quay_map_options {
    * without effect for QUAY_MAP_COPY_ON_WRITE, whose pages may not be the file's. Without it, of
    * read-only mappings, copies of 8 MiB and more are read so where the file is larger than the
    * memory that was available when it was mapped: the page cache could not keep it, and would lose
-   * what it has.
-   */
+   * what it has. */
   bool direct;
 } quay_map_options;
 
