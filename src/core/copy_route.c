@@ -47,6 +47,17 @@ typedef struct choice {
 
 static const quay_copy_options no_options = {0};
 
+/* Of the copy that is under way on the calling thread. */
+typedef struct caps {
+  uint32_t threads;
+  uint64_t memory;
+} caps;
+
+/* Returns those before. */
+static caps set_caps(uint32_t threads, uint64_t memory) {
+  return (caps){quay__copy_threads_cap(threads), quay__copy_memory_cap(memory)};
+}
+
 static bool is_file(const quay__side *side) {
   return side->allocator->kind == QUAY_MEMORY_FILE;
 }
@@ -265,11 +276,11 @@ quay_status quay__route_plan(const quay__side *destination, const quay__side *so
   if (options == NULL)
     options = &no_options;
   choice chosen;
-  const uint32_t cap = quay__copy_threads_cap(options->max_threads);
+  const caps before = set_caps(options->max_threads, options->max_staging_bytes);
   const quay_status status = choose(destination, source, size, options, &chosen);
   if (status == QUAY_OK)
     ask_details(destination, source, size, &chosen);
-  (void)quay__copy_threads_cap(cap);
+  (void)set_caps(before.threads, before.memory);
   QUAY_TRY(status);
   if (chosen.chunk == 0)
     chosen.chunk = size;
@@ -411,13 +422,13 @@ static quay_status choose_and_move(const quay__side *destination, const quay__si
 quay_status quay__route_copy(const quay__side *destination, const quay__side *source, uint64_t size,
                              const quay_copy_options *options, bool *out_moved) {
   *out_moved = false;
-  if (options == NULL || options->max_threads == 0) {
+  if (options == NULL || (options->max_threads == 0 && options->max_staging_bytes == 0)) {
     return choose_and_move(destination, source, size, options != NULL ? options : &no_options,
                            out_moved);
   }
-  const uint32_t before = quay__copy_threads_cap(options->max_threads);
+  const caps before = set_caps(options->max_threads, options->max_staging_bytes);
   const quay_status status = choose_and_move(destination, source, size, options, out_moved);
-  (void)quay__copy_threads_cap(before);
+  (void)set_caps(before.threads, before.memory);
   return status;
 }
 
@@ -425,9 +436,9 @@ quay_status quay__copy_progress(const quay_copy_options *options, uint64_t done,
   if (options->progress == NULL)
     return QUAY_OK;
   /* What the callback copies is not this copy. */
-  const uint32_t cap = quay__copy_threads_cap(0);
+  const caps before = set_caps(0, 0);
   const bool go_on = options->progress(options->progress_user, done, total);
-  (void)quay__copy_threads_cap(cap);
+  (void)set_caps(before.threads, before.memory);
   if (go_on)
     return QUAY_OK;
   return quay__fail(QUAY_STATUS_CANCELLED,

@@ -1,4 +1,4 @@
-/* How many threads a copy may use. */
+/* How many threads a copy may use, and how much memory. */
 #include "core/copy_threads.h"
 
 #include "core/checked.h"
@@ -11,6 +11,7 @@
 #define BESIDE_MAX 12u
 
 static _Thread_local uint32_t current_cap;
+static _Thread_local uint64_t memory_cap; /* copy.c refuses less than 4096 */
 
 quay_status quay__copy_threads(uint32_t *out_threads) {
   QUAY_TRY(quay__environment_copy_threads(out_threads));
@@ -36,4 +37,14 @@ uint32_t quay__copy_threads_cap(uint32_t cap) {
   const uint32_t before = current_cap;
   current_cap = cap;
   return before;
+}
+
+uint64_t quay__copy_memory_cap(uint64_t cap) {
+  const uint64_t before = memory_cap;
+  memory_cap = cap;
+  return before;
+}
+
+uint64_t quay__copy_memory(uint64_t wanted) {
+  return memory_cap != 0 ? quay__min(wanted, memory_cap) : wanted;
 }

@@ -1,5 +1,5 @@
-/* How many threads a copy may use: the process's number, and below it the wish of the copy that is
- * under way on the calling thread. */
+/* How many threads a copy may use, and how much memory: the process's numbers, and below them the
+ * wish of the copy that is under way on the calling thread. */
 #ifndef QUAY_CORE_COPY_THREADS_H
 #define QUAY_CORE_COPY_THREADS_H
 
@@ -18,5 +18,11 @@ uint32_t quay__copy_threads_beside(uint32_t threads);
 /* Caps the calling thread's copies from here on, backends' included; 0: no cap. Returns the cap
  * before, to be set again afterwards. */
 uint32_t quay__copy_threads_cap(uint32_t cap);
+
+/* The same for the bytes of memory that a backend's copy between two places of its own holds; 0: no
+ * cap. */
+uint64_t quay__copy_memory_cap(uint64_t cap);
+/* Of `wanted` bytes of it, so many as may be had. No cap is below 4096. */
+uint64_t quay__copy_memory(uint64_t wanted);
 
 #endif

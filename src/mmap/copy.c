@@ -419,7 +419,7 @@ static bool overlaps(const within *job, bool *out_backwards) {
 
 /* Through bounded memory in between; `backwards` begins with the last chunk. */
 static quay_status copy_bounced(const within *job, bool backwards) {
-  const uint64_t chunk = quay__min(job->size, BOUNCE_SIZE);
+  const uint64_t chunk = quay__min(job->size, quay__copy_memory(BOUNCE_SIZE));
   unsigned char *bounce = quay__os_aligned_alloc(quay__os_page_size(), chunk);
   if (bounce == NULL) {
     quay__copy_refused();
@@ -473,15 +473,16 @@ static quay_status bounce_piece(void *context, uint64_t index) {
 
 static quay_status bounce_together(const within *job) {
   const uint64_t pieces = (job->size - 1) / BOUNCE_SIZE + 1;
+  const uint64_t most = quay__copy_memory(BOUNCES * BOUNCE_SIZE) / BOUNCE_SIZE;
   uint32_t threads;
-  if (pieces == 1)
+  if (pieces == 1 || most <= 1)
     return copy_bounced(job, false);
   const quay_status status = quay__disk_threads(&threads);
   if (status != QUAY_OK) {
     quay__copy_refused();
     return status;
   }
-  threads = (uint32_t)quay__min(quay__min(threads, BOUNCES), pieces);
+  threads = (uint32_t)quay__min(quay__min(threads, most), pieces);
   bouncing all = {.job = job,
                   .memory = quay__os_aligned_alloc(quay__os_page_size(), threads * BOUNCE_SIZE)};
   if (all.memory == NULL)
@@ -576,8 +577,10 @@ static void plan_read(const quay__mapping *mapping, uint64_t offset, uint64_t si
 static void plan_within(const quay__mapping *to, const quay__mapping *from, uint64_t size,
                         quay_across_info *out_info) {
   if (bounces(to, from)) {
-    const uint32_t threads = (uint32_t)quay__min(threads_of(quay__disk_threads), BOUNCES);
-    plan_pieces(size, quay__min(size, BOUNCE_SIZE), threads, out_info);
+    const uint64_t chunk = quay__min(size, quay__copy_memory(BOUNCE_SIZE));
+    const uint64_t most = quay__max(quay__copy_memory(BOUNCES * BOUNCE_SIZE) / BOUNCE_SIZE, 1);
+    const uint32_t threads = (uint32_t)quay__min(threads_of(quay__disk_threads), most);
+    plan_pieces(size, chunk, threads, out_info);
     out_info->staging_bytes = out_info->chunk * out_info->threads;
   } else {
     const bool reads = is_read_into(to, from);

@@ -150,6 +150,31 @@ Test(mmap_cold, four_threads_copy_with_direct_io_into_another_file) {
   quay_buffer_release(file);
 }
 
+Test(mmap_cold, they_take_no_more_memory_than_the_caller_allows) {
+  quay_buffer *file = map_direct(test_file("a", ENOUGH, 3)), *to = NULL;
+  TEST_OK(quay_file_create(test_path("to"), ENOUGH, NULL, &to));
+  atomic_store(&fake.mincore, NONE_THERE);
+  static const uint64_t allowed[] = {4096, 12345, MIB, 2 * MIB + 1, 4 * MIB, 9 * MIB};
+  for (size_t i = 0; i < sizeof allowed / sizeof allowed[0]; i++) {
+    const quay_copy_options options = {.max_staging_bytes = allowed[i]};
+    quay_copy_plan_info plan;
+    TEST_OK(quay_copy_plan(to, 0, file, 0, ENOUGH, &options, &plan));
+    cr_assert_leq(plan.staging_bytes, allowed[i]);
+    const uint64_t whole = allowed[i] < 4 * MIB ? allowed[i] / MIB * MIB : 4 * MIB;
+    cr_assert_geq(plan.staging_bytes, allowed[i] < MIB ? allowed[i] : whole);
+    TEST_OK(quay_buffer_fill(to, "x", 1));
+    atomic_store(&fake.most, 0);
+    atomic_store(&fake.longest_read, 0);
+    TEST_OK(quay_buffer_copy_region(to, 0, file, 0, ENOUGH, &options));
+    const uint64_t most = (uint64_t)atomic_load(&fake.most);
+    const uint64_t longest = (uint64_t)atomic_load(&fake.longest_read);
+    cr_assert_leq(most * longest, allowed[i]);
+    cr_assert(test_buffer_is(to, 0, 3));
+  }
+  quay_buffer_release(to);
+  quay_buffer_release(file);
+}
+
 Test(mmap_cold, an_error_of_one_of_them_is_told) {
   quay_buffer *file = map_direct(test_file("a", ENOUGH, 3)), *to = NULL;
   TEST_OK(quay_file_create(test_path("to"), ENOUGH, NULL, &to));
