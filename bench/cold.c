@@ -1,7 +1,8 @@
 /* Reading a file that is not in the page cache into memory: Quay by default and with direct I/O,
  * beside pread, readahead and io_uring with any number of threads. All ways are tried a few times;
- * the fastest of each kind then take turns with Quay. Every byte is checked after every reading,
- * and before it that the page cache has none of them. By the public interface alone. */
+ * the fastest of each kind then take turns with Quay, in another order each round, since disks
+ * remember what they did before. Every byte is checked after every reading, and before it that the
+ * page cache has none of them. By the public interface alone. */
 #include "cold.h"
 
 #include <fcntl.h>
@@ -250,11 +251,18 @@ static int by_value(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-static double gbps(const bench *all, const entry *one) {
+/* Of the runs in order of their speed, the slowest first, the one that `part` of them are slower
+ * than. */
+static double gbps_at(const bench *all, const entry *one, double part) {
   double sorted[RUNS_MAX];
   memcpy(sorted, one->seconds, sizeof sorted);
   qsort(sorted, (size_t)one->runs, sizeof sorted[0], by_value);
-  return one->runs == 0 ? 0 : (double)all->file.size / sorted[one->runs / 2] * 1e-9;
+  const int last = one->runs - 1;
+  return last < 0 ? 0 : (double)all->file.size / sorted[last - (int)(part * last)] * 1e-9;
+}
+
+static double gbps(const bench *all, const entry *one) {
+  return gbps_at(all, one, 0.5);
 }
 
 /* Where the way's bytes arrive is full of others before; afterwards they are in the memory. */
@@ -297,6 +305,22 @@ static void tell(const bench *all, const entry *one, double seconds, int round, 
           (double)all->file.size / seconds * 1e-9);
 }
 
+/* Those that take part, in an order that the round's number gives: the same in every run. */
+static size_t shuffle(bench *all, int round, bool all_ways, entry *order[WAYS_MAX]) {
+  size_t count = 0;
+  for (size_t i = 0; i < all->count; i++) {
+    if (all_ways || all->entries[i].finalist)
+      order[count++] = &all->entries[i];
+  }
+  for (size_t left = count; left > 1; left--) {
+    const size_t other = word_at((uint64_t)round * WAYS_MAX + left) % left;
+    entry *moved = order[left - 1];
+    order[left - 1] = order[other];
+    order[other] = moved;
+  }
+  return count;
+}
+
 /* Returns how many there was time for, at least one. */
 static int run_rounds(bench *all, int rounds, bool all_ways) {
   const double began = cold_now();
@@ -304,11 +328,10 @@ static int run_rounds(bench *all, int rounds, bool all_ways) {
   for (size_t i = 0; i < all->count; i++)
     all->entries[i].runs = 0;
   for (; round < rounds && (round == 0 || cold_now() - began < all->set.seconds); round++) {
-    for (size_t i = 0; i < all->count; i++) {
-      entry *one = &all->entries[i];
-      if (all_ways || one->finalist)
-        tell(all, one, run_once(all, one), round, rounds);
-    }
+    entry *order[WAYS_MAX];
+    const size_t count = shuffle(all, round, all_ways, order);
+    for (size_t i = 0; i < count; i++)
+      tell(all, order[i], run_once(all, order[i]), round, rounds);
   }
   return round;
 }
@@ -341,7 +364,8 @@ static void print_rates(const bench *all, bool all_ways) {
       continue;
     char name[96];
     cold_name(&one->way, name, sizeof name);
-    printf("  %-48s %6.2f GB/s\n", name, gbps(all, one));
+    printf("  %-48s %6.2f GB/s (%.2f to %.2f)\n", name, gbps(all, one), gbps_at(all, one, 0),
+           gbps_at(all, one, 1));
   }
 }
 
