@@ -59,9 +59,12 @@ typedef struct quay_copy_options {
    * Both storages are kept until the copy is done, whoever releases them. quay_copy_plan() tells in
    * its reason which it is. */
   quay_stream *stream;
-  /* Fail with UNSUPPORTED rather than stage through host memory. */
+  /* Fail with UNSUPPORTED rather than take the route "staged". What a backend does for a direct
+   * copy of pageable memory, through page-locked slots of its own, is no staging in this sense. */
   bool forbid_staging;
-  /* At most this many bytes of staging, 4096 or more; 0: the process's budget. */
+  /* At most this many bytes of staging at a time, 4096 or more; 0: the process's budget. Also of
+   * direct copies of pageable memory to a device and back. Slots lie in page-locked memory that
+   * copies share and keep, which is locked in pieces of some MiB: QUAY_STAGING_BYTES bounds it. */
   uint64_t max_staging_bytes;
   /* At most this many threads, the caller's included; never more than the process's, which 0 stands
    * for. */

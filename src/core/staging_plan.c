@@ -148,7 +148,7 @@ static quay_status begin_plan(const quay_copy_options *options, uint64_t *out_al
   QUAY_TRY(quay__environment_staging_bytes(&out_plan->budget));
   out_plan->budget_grows = !quay__environment_sets_staging_bytes();
   QUAY_TRY(quay__copy_threads(&out_plan->threads));
-  *out_allowed = out_plan->budget;
+  *out_allowed = quay__copy_memory(out_plan->budget);
   if (options != NULL && options->max_staging_bytes != 0)
     *out_allowed = quay__min(*out_allowed, options->max_staging_bytes);
   return QUAY_OK;

@@ -171,6 +171,12 @@ class Signals(ProgramTest):
     def test_interrupt_leaves_no_temporary_file(self):
         self.check(signal.SIGINT)
 
+    def test_quit_leaves_no_temporary_file(self):
+        self.check(signal.SIGQUIT)
+
+    def test_the_end_of_processor_time_leaves_no_temporary_file(self):
+        self.check(signal.SIGXCPU)
+
     def test_hangup_leaves_no_temporary_file(self):
         self.check(signal.SIGHUP)
 

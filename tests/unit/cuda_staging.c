@@ -479,6 +479,46 @@ Test(cuda_staging, pageable_copies_hold_what_their_plan_says) {
   quay_allocator_release(device);
 }
 
+/* All that a copy holds at a time, as it was run and not as its plan says. */
+static void check_held(quay_buffer *to, const quay_buffer *from, uint64_t size, uint64_t allowed) {
+  const quay_copy_options options = {.max_staging_bytes = allowed};
+  quay_copy_plan_info plan;
+  MUST(quay_copy_plan(to, 0, from, 0, size, &options, &plan));
+  cr_assert_leq(plan.staging_bytes, allowed);
+  cr_assert_gt(plan.staging_bytes, 0u);
+  quay__staging_report report = {.slots = 0};
+  quay__staging_report_to(&report);
+  MUST(quay_buffer_copy_region(to, 0, from, 0, size, &options));
+  quay__staging_report_to(NULL);
+  cr_assert_gt(report.slots, 0u);
+  cr_assert_leq(report.slots * plan.chunk, allowed, "%u slots of %llu, %llu allowed", report.slots,
+                (unsigned long long)plan.chunk, (unsigned long long)allowed);
+  cr_assert_geq(report.chunks, size / plan.chunk);
+}
+
+Test(cuda_staging, pageable_copies_hold_no_more_than_their_caller_allows) {
+  static const uint64_t allowed[] = {4096, 5131, 64 * KIB + 1, MIB, 3 * MIB + 5};
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *here = pattern_buffer(NULL, 9 * MIB, 2), *back = pattern_buffer(NULL, 9 * MIB, 3);
+  quay_buffer *there = pattern_buffer(device, 9 * MIB, 1);
+  const void *sent = NULL, *got = NULL;
+  MUST(quay_buffer_host_bytes(here, &sent, NULL));
+  MUST(quay_buffer_host_bytes(back, &got, NULL));
+  for (size_t i = 0; i < sizeof allowed / sizeof allowed[0]; i++) {
+    for (uint64_t size = 300 * KIB + 1; size < 9 * MIB; size *= 5) {
+      MUST(quay_buffer_fill(there, "x", 1));
+      MUST(quay_buffer_fill(back, "y", 1));
+      check_held(there, here, size, allowed[i]);
+      check_held(back, there, size, allowed[i]);
+      cr_assert(memcmp(sent, got, size) == 0);
+    }
+  }
+  quay_buffer_release(there);
+  quay_buffer_release(back);
+  quay_buffer_release(here);
+  quay_allocator_release(device);
+}
+
 /* Page-locked memory. */
 
 Test(cuda_staging, slots_are_page_locked_once_and_given_back_when_collected) {

@@ -79,9 +79,12 @@ static int outcome_of(const char *other, bool in, uint64_t nth, int code) {
   return WEXITSTATUS(status);
 }
 
-/* The calls before the first transfer; and many of those behind it, where there is time. */
-#define CALLS      13
-#define CALLS_FULL 80
+/* The calls before the first transfer; and many of those behind it, where there is time. Each is
+ * tried in a process of its own that opens both drivers, which takes a second or more under a
+ * sanitizer. */
+#define CALLS         13
+#define CALLS_FULL    80
+#define SWEEP_SECONDS 600
 
 static void sweep(const char *other, int code) {
   const uint64_t calls = getenv("QUAY_TEST_FULL") != NULL ? CALLS_FULL : CALLS;
@@ -96,18 +99,18 @@ static void sweep(const char *other, int code) {
 }
 
 Test(cuda_vulkan_host, a_copy_of_a_file_arrives_or_tells_of_cuda_whichever_call_finds_it_lost,
-     .init = setup_both, .fini = teardown_both) {
+     .init = setup_both, .fini = teardown_both, .timeout = SWEEP_SECONDS) {
   sweep("mmap:/tmp", 700); /* CUDA_ERROR_ILLEGAL_ADDRESS */
 }
 
 Test(cuda_vulkan_host, a_copy_of_host_memory_arrives_or_tells_of_cuda_whichever_call_finds_it_lost,
-     .init = setup_both, .fini = teardown_both) {
+     .init = setup_both, .fini = teardown_both, .timeout = SWEEP_SECONDS) {
   if (getenv("QUAY_TEST_FULL") != NULL)
     sweep("cpu", 700);
 }
 
 Test(cuda_vulkan_host, a_copy_of_a_file_arrives_or_tells_of_cuda_whichever_call_has_no_memory,
-     .init = setup_both, .fini = teardown_both) {
+     .init = setup_both, .fini = teardown_both, .timeout = SWEEP_SECONDS) {
   if (getenv("QUAY_TEST_FULL") != NULL)
     sweep("mmap:/tmp", 2); /* CUDA_ERROR_OUT_OF_MEMORY */
 }
