@@ -251,8 +251,7 @@ static int by_value(const void *a, const void *b) {
   return (left > right) - (left < right);
 }
 
-/* Of the runs in order of their speed, the slowest first, the one that `part` of them are slower
- * than. */
+/* 0: of the slowest run, 1: of the fastest, 0.5: of the one in the middle. */
 static double gbps_at(const bench *all, const entry *one, double part) {
   double sorted[RUNS_MAX];
   memcpy(sorted, one->seconds, sizeof sorted);

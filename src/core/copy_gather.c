@@ -10,7 +10,7 @@
 #include "core/staging_memory.h"
 #include "core/thread.h"
 
-#define SLOT_BYTES (UINT64_C(1) << 20)
+#define SLOT_BYTES QUAY__GATHER_SLOT
 
 enum {
   SLOTS = 2,
@@ -133,8 +133,8 @@ static quay_status move_all(gathering *all, const quay__gather_piece *pieces, si
   return quay__staging_settle(all->device, all->stream, status);
 }
 
-quay_status quay__gather(const quay__gather_piece *pieces, size_t count, bool *out_done,
-                         bool *out_moved) {
+quay_status quay__gather(const quay__gather_piece *pieces, size_t count, uint64_t allowed,
+                         bool *out_done, bool *out_moved) {
   gathering all = {.to = pieces[0].destination.allocator,
                    .device = pieces[0].destination.allocator->device};
   uint64_t budget;
@@ -145,7 +145,8 @@ quay_status quay__gather(const quay__gather_piece *pieces, size_t count, bool *o
     close_all(&all);
     return QUAY_OK;
   }
-  (void)open_slot(&all, budget);
+  if (allowed >= SLOTS * SLOT_BYTES)
+    (void)open_slot(&all, budget);
   quay__thread_in_staging = true;
   quay_status status = quay__staging_stream_take(all.device, &all.stream);
   if (status == QUAY_OK) {

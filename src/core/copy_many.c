@@ -110,8 +110,16 @@ static quay_status move_one(many *all, const quay__stream_pair *pair) {
   return status;
 }
 
+/* Bytes of staging. */
+static uint64_t allowed_of(const many *all) {
+  const uint64_t most = all->options->max_staging_bytes;
+  return most != 0 ? most : UINT64_MAX;
+}
+
 /* How many pairs from `first` on can be gathered together. */
 static size_t gatherable(const many *all, size_t first) {
+  if (allowed_of(all) < QUAY__GATHER_SLOT)
+    return 0;
   const quay_allocator *to = all->pairs[first].destination.side.allocator;
   size_t count = 0;
   while (first + count < all->count) {
@@ -136,7 +144,7 @@ static quay_status gather(many *all, size_t first, size_t count, bool *out_done)
     bytes += pair->size;
   }
   bool moved = false;
-  quay_status status = quay__gather(pieces, count, out_done, &moved);
+  quay_status status = quay__gather(pieces, count, allowed_of(all), out_done, &moved);
   quay__os_free(pieces);
   all->moved = all->moved || moved;
   if (status != QUAY_OK || !*out_done)

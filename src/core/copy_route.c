@@ -171,8 +171,7 @@ static quay_status move_staged(const quay__side *destination, const quay__side *
   quay__staging_plan plan;
   staged_sides sides;
   find_sides(destination, source, size, &sides);
-  quay_status status =
-      quay__staging_plan_make(sides.destination, sides.source, size, options, &plan);
+  quay_status status = quay__staging_plan_make(sides.destination, sides.source, size, &plan);
   if (status == QUAY_OK)
     status = quay__stage(sides.destination, sides.source, size, &plan, options, out_moved);
   quay__pair_stand_in_end(&sides.other);
@@ -193,7 +192,7 @@ static quay_status staged(const quay__side *destination, const quay__side *sourc
   staged_sides sides;
   find_sides(destination, source, size, &sides);
   const quay_status status =
-      quay__staging_plan_make(sides.destination, sides.source, size, options, &staging);
+      quay__staging_plan_make(sides.destination, sides.source, size, &staging);
   const bool stands_in = sides.other.allocator != NULL;
   quay__pair_stand_in_end(&sides.other);
   QUAY_TRY(status);

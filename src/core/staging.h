@@ -25,10 +25,10 @@ typedef struct quay__staging_plan {
   const char *reason;
 } quay__staging_plan;
 
-/* `size` is above 0. INVALID_ARGUMENT if $QUAY_STAGING_BYTES or $QUAY_COPY_THREADS is bad. */
+/* `size` is above 0; of threads and memory as many as the copy under way may have
+ * (core/copy_threads.h). INVALID_ARGUMENT if $QUAY_STAGING_BYTES or $QUAY_COPY_THREADS is bad. */
 quay_status quay__staging_plan_make(const quay__side *destination, const quay__side *source,
-                                    uint64_t size, const quay_copy_options *options,
-                                    quay__staging_plan *out_plan);
+                                    uint64_t size, quay__staging_plan *out_plan);
 
 /* `out_moved`: on failure, whether bytes of the destination may have changed. */
 quay_status quay__stage(const quay__side *destination, const quay__side *source, uint64_t size,

@@ -142,15 +142,12 @@ static void plan_transfers(uint64_t size, uint64_t allowed, cut wish, uint32_t h
   inout_plan->ramps = true;
 }
 
-static quay_status begin_plan(const quay_copy_options *options, uint64_t *out_allowed,
-                              quay__staging_plan *out_plan) {
+static quay_status begin_plan(uint64_t *out_allowed, quay__staging_plan *out_plan) {
   *out_plan = (quay__staging_plan){.budget = 0};
   QUAY_TRY(quay__environment_staging_bytes(&out_plan->budget));
   out_plan->budget_grows = !quay__environment_sets_staging_bytes();
   QUAY_TRY(quay__copy_threads(&out_plan->threads));
   *out_allowed = quay__copy_memory(out_plan->budget);
-  if (options != NULL && options->max_staging_bytes != 0)
-    *out_allowed = quay__min(*out_allowed, options->max_staging_bytes);
   return QUAY_OK;
 }
 
@@ -191,10 +188,9 @@ static const char *reason_of(const quay__side *destination, const quay__side *so
 }
 
 quay_status quay__staging_plan_make(const quay__side *destination, const quay__side *source,
-                                    uint64_t size, const quay_copy_options *options,
-                                    quay__staging_plan *out_plan) {
+                                    uint64_t size, quay__staging_plan *out_plan) {
   uint64_t allowed;
-  QUAY_TRY(begin_plan(options, &allowed, out_plan));
+  QUAY_TRY(begin_plan(&allowed, out_plan));
   const quay_device *to = destination->allocator->device, *from = source->allocator->device;
   const bool in = transfers(destination->allocator);
   const bool out = transfers(source->allocator) && (!in || quay__staging_memory_serves(to, from));
@@ -222,8 +218,8 @@ bool quay__host_stage_plan(const quay_allocator *allocator, bool into, uint64_t 
   quay__error_state before;
   quay__error_save(&before);
   uint64_t allowed;
-  const bool good = !quay__thread_in_staging && transfers(allocator) &&
-                    begin_plan(NULL, &allowed, out_plan) == QUAY_OK;
+  const bool good =
+      !quay__thread_in_staging && transfers(allocator) && begin_plan(&allowed, out_plan) == QUAY_OK;
   quay__error_restore(&before);
   if (!good)
     return false;

@@ -80,7 +80,7 @@ quay_status quay__vulkan_copy_in_async(quay_allocator *allocator, quay_raw_buffe
   return end(lane, stream,
              find_pinned(self->device, source, size, &from)
                  ? submit_pinned(lane, &to, &from, size, false)
-                 : quay__vulkan_upload(lane, &to, source, size));
+                 : quay__vulkan_upload(lane, &to, source, size, quay__vulkan_chunk(1)));
 }
 
 quay_status quay__vulkan_copy_out_async(quay_allocator *allocator, const quay_raw_buffer *source,
@@ -94,7 +94,7 @@ quay_status quay__vulkan_copy_out_async(quay_allocator *allocator, const quay_ra
   return end(lane, stream,
              find_pinned(self->device, destination, size, &to)
                  ? submit_pinned(lane, &to, &from, size, true)
-                 : quay__vulkan_download(lane, &from, destination, size));
+                 : quay__vulkan_download(lane, &from, destination, size, quay__vulkan_chunk(1)));
 }
 
 /* Many at once: one submission. */

@@ -73,11 +73,17 @@ static quay_status submit_copy(quay__vulkan_lane *lane, unsigned slot,
   return quay__vulkan_slot_submit(lane, slot);
 }
 
+uint64_t quay__vulkan_chunk(uint32_t lanes) {
+  const uint64_t slots = 2 * (uint64_t)lanes;
+  const uint64_t each = quay__copy_memory(slots * QUAY__VULKAN_CHUNK_BYTES) / slots;
+  return quay__align_down(each, QUAY__VULKAN_ALIGNMENT);
+}
+
 quay_status quay__vulkan_upload(quay__vulkan_lane *lane, const quay__vulkan_place *destination,
-                                const void *source, uint64_t size) {
+                                const void *source, uint64_t size, uint64_t chunk) {
   unsigned slot = 0;
   for (uint64_t done = 0; done < size; slot ^= 1) {
-    const uint64_t part = quay__min(size - done, QUAY__VULKAN_CHUNK_BYTES);
+    const uint64_t part = quay__min(size - done, chunk);
     quay__vulkan_span *span = NULL;
     QUAY_TRY(quay__vulkan_slot_up(lane, slot, part, &span));
     const quay__vulkan_place from = quay__vulkan_place_in(span, 0);
@@ -90,16 +96,17 @@ quay_status quay__vulkan_upload(quay__vulkan_lane *lane, const quay__vulkan_plac
 }
 
 /* The part of a download that chunk `number` is; false beyond the end. */
-static bool chunk_of(uint64_t size, uint64_t number, uint64_t *out_at, uint64_t *out_part) {
-  *out_at = number * QUAY__VULKAN_CHUNK_BYTES;
-  *out_part = *out_at < size ? quay__min(size - *out_at, QUAY__VULKAN_CHUNK_BYTES) : 0;
+static bool chunk_of(uint64_t size, uint64_t chunk, uint64_t number, uint64_t *out_at,
+                     uint64_t *out_part) {
+  *out_at = number * chunk;
+  *out_part = *out_at < size ? quay__min(size - *out_at, chunk) : 0;
   return *out_part != 0;
 }
 
 static quay_status submit_chunk(quay__vulkan_lane *lane, const quay__vulkan_place *source,
-                                uint64_t size, uint64_t number) {
+                                uint64_t size, uint64_t chunk, uint64_t number) {
   uint64_t at, part;
-  if (!chunk_of(size, number, &at, &part))
+  if (!chunk_of(size, chunk, number, &at, &part))
     return QUAY_OK;
   const unsigned slot = number & 1;
   quay__vulkan_span *span = NULL;
@@ -110,11 +117,11 @@ static quay_status submit_chunk(quay__vulkan_lane *lane, const quay__vulkan_plac
 }
 
 quay_status quay__vulkan_download(quay__vulkan_lane *lane, const quay__vulkan_place *source,
-                                  void *destination, uint64_t size) {
+                                  void *destination, uint64_t size, uint64_t chunk) {
   uint64_t at, part;
-  QUAY_TRY(submit_chunk(lane, source, size, 0));
-  for (uint64_t number = 0; chunk_of(size, number, &at, &part); number++) {
-    QUAY_TRY(submit_chunk(lane, source, size, number + 1));
+  QUAY_TRY(submit_chunk(lane, source, size, chunk, 0));
+  for (uint64_t number = 0; chunk_of(size, chunk, number, &at, &part); number++) {
+    QUAY_TRY(submit_chunk(lane, source, size, chunk, number + 1));
     QUAY_TRY(quay__vulkan_slot_wait(lane, number & 1));
     const quay__vulkan_place from = quay__vulkan_place_in(lane->slots[number & 1].down, 0);
     QUAY_TRY(quay__vulkan_invalidate(from.block, from.offset, part));
@@ -192,7 +199,8 @@ typedef struct split {
   const quay__vulkan_place *place;
   unsigned char *host;
   uint64_t size, part;
-  bool reading; /* from the device */
+  uint64_t chunk; /* of the lane's slots */
+  bool reading;   /* from the device */
 } split;
 
 /* Bytes that are worth a thread. */
@@ -219,8 +227,9 @@ static quay_status copy_part(void *context, uint64_t index) {
   const quay__vulkan_place place = advanced(of->place, at);
   quay__vulkan_lane *lane = NULL;
   QUAY_TRY(take_lane(of->self, &place, NULL, of->reading, &lane));
-  return finish(lane, of->reading ? quay__vulkan_download(lane, &place, of->host + at, size)
-                                  : quay__vulkan_upload(lane, &place, of->host + at, size));
+  return finish(lane, of->reading
+                          ? quay__vulkan_download(lane, &place, of->host + at, size, of->chunk)
+                          : quay__vulkan_upload(lane, &place, of->host + at, size, of->chunk));
 }
 
 /* Whether another backend's copies take the way. */
@@ -257,16 +266,24 @@ static quay_status stage(quay_allocator *allocator, const quay_raw_buffer *raw, 
   return stage_by(&side, of, out_done);
 }
 
+/* Each lane has PART_BYTES of slots; the copy may not be allowed as many. */
+static uint32_t lanes_of(uint64_t size, uint32_t threads) {
+  const uint64_t most = quay__copy_memory(threads * PART_BYTES) / PART_BYTES;
+  return (uint32_t)quay__max(quay__min(most, size / PART_BYTES), 1);
+}
+
 static quay_status copy_in_parts(split *of) {
+  uint32_t threads = 1;
+  if (of->size >= 2 * PART_BYTES)
+    QUAY_TRY(quay__copy_threads(&threads));
+  const uint32_t parts = lanes_of(of->size, threads);
+  of->chunk = quay__vulkan_chunk(parts);
   of->part = of->size;
-  if (of->size < 2 * PART_BYTES)
+  if (parts == 1)
     return copy_part(of, 0);
-  uint32_t threads;
-  QUAY_TRY(quay__copy_threads(&threads));
-  const uint64_t parts = quay__min(threads, of->size / PART_BYTES);
   of->part = quay__align_down((of->size - 1) / parts, QUAY__VULKAN_ALIGNMENT);
   of->part += QUAY__VULKAN_ALIGNMENT; /* so that `parts` of them are enough */
-  return quay__workers_run((uint32_t)parts, (of->size - 1) / of->part + 1, copy_part, of);
+  return quay__workers_run(parts, (of->size - 1) / of->part + 1, copy_part, of);
 }
 
 /* Blocking. */
@@ -375,8 +392,8 @@ void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *de
   quay__error_shield();
   (void)quay__copy_threads(&threads); /* the copy itself says if the variable is bad */
   quay__error_unshield();
-  out_info->chunk = quay__min(size, QUAY__VULKAN_CHUNK_BYTES);
-  out_info->threads = (uint32_t)quay__min(threads, quay__max(size / PART_BYTES, 1));
+  out_info->threads = lanes_of(size, threads);
+  out_info->chunk = quay__min(size, quay__vulkan_chunk(out_info->threads));
   /* Of the slots of its lane each thread fills or empties one while the device is at the other. */
   out_info->staging_bytes = quay__min(size, (uint64_t)out_info->threads * 2 * out_info->chunk);
 }

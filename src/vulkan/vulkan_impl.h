@@ -415,12 +415,14 @@ quay_status quay__vulkan_copy_across_async(quay_allocator *allocator, quay_raw_b
                                            const quay_raw_buffer *source, uint64_t source_offset,
                                            uint64_t size, uint64_t stream);
 
-/* Parts of copies on a lane, for both. */
+/* Bytes of each of the two slots of so many lanes at a time, as the copy under way may have. */
+uint64_t quay__vulkan_chunk(uint32_t lanes);
+/* Parts of copies on a lane, for both; `chunk` as above. */
 quay_status quay__vulkan_upload(quay__vulkan_lane *lane, const quay__vulkan_place *destination,
-                                const void *source, uint64_t size);
+                                const void *source, uint64_t size, uint64_t chunk);
 /* Has arrived on return. */
 quay_status quay__vulkan_download(quay__vulkan_lane *lane, const quay__vulkan_place *source,
-                                  void *destination, uint64_t size);
+                                  void *destination, uint64_t size, uint64_t chunk);
 /* As memmove. */
 quay_status quay__vulkan_move(quay__vulkan_lane *lane, const quay__vulkan_place *destination,
                               const quay__vulkan_place *source, uint64_t size);

@@ -11,6 +11,8 @@
 #include "support/late/late.h"
 #include "support/pattern.h"
 
+#define MIB (UINT64_C(1) << 20)
+
 static const simcuda_control *sim;
 
 static void find_driver(void) {
@@ -100,6 +102,22 @@ Test(copy_many, small_tensors_of_a_file_go_to_a_device_in_one_batch) {
   cr_assert_eq(sim->calls("cuStreamSynchronize") - waits, 1u);
   check_model(&m);
   close_model(&m);
+}
+
+/* A batch is gathered in a slot of a MiB; without one each goes by itself. */
+Test(copy_many, small_tensors_are_gathered_in_no_more_memory_than_the_caller_allows) {
+  static const uint64_t allowed[] = {4096, MIB - 1, MIB, 2 * MIB};
+  for (size_t i = 0; i < sizeof allowed / sizeof allowed[0]; i++) {
+    const quay_copy_options options = {.max_staging_bytes = allowed[i]};
+    model m = open_model("cuda:0");
+    const uint64_t batches = sim->calls("cuMemcpyBatchAsync_v2");
+    MUST(quay_copy_many(m.pairs, TENSORS, &options));
+    const uint64_t made = sim->calls("cuMemcpyBatchAsync_v2") - batches;
+    cr_assert_eq(made, allowed[i] < MIB ? (unsigned)TENSORS : 1u, "%llu allowed, %llu",
+                 (unsigned long long)allowed[i], (unsigned long long)made);
+    check_model(&m);
+    close_model(&m);
+  }
 }
 
 Test(copy_many, neighbours_on_both_sides_become_one_copy) {

@@ -76,6 +76,51 @@ Test(vulkan_import, large_copies_do_without_where_host_memory_cannot_be_imported
   quay_allocator_release(allocator);
 }
 
+/* Each chunk is a submission. */
+static void check_allowed(quay_buffer *to, quay_buffer *from, uint64_t allowed) {
+  const quay_copy_options options = {.max_staging_bytes = allowed};
+  quay_copy_plan_info plan;
+  CHECK_OK(quay_copy_plan(to, 0, from, 0, LARGE, &options, &plan));
+  cr_assert_leq(plan.staging_bytes, allowed);
+  cr_assert_gt(plan.staging_bytes, 0);
+  const uint64_t before = shim->calls("vkQueueSubmit");
+  CHECK_OK(quay_buffer_copy_region(to, 0, from, 0, LARGE, &options));
+  const uint64_t submitted = shim->calls("vkQueueSubmit") - before;
+  cr_assert_geq(submitted * plan.chunk, LARGE, "%llu submissions", (unsigned long long)submitted);
+}
+
+static void check_all_allowed(void) {
+  static const uint64_t allowed[] = {70001, (uint64_t)1 << 20, (uint64_t)9 << 20};
+  quay_allocator *allocator = open_spec("vulkan:0"), *cpu = open_spec("cpu");
+  quay_buffer *here = make_buffer(cpu, LARGE), *back = make_buffer(cpu, LARGE);
+  quay_buffer *there = make_buffer(allocator, LARGE);
+  for (unsigned i = 0; i < sizeof allowed / sizeof allowed[0]; i++) {
+    write_pattern(here, 3 + i);
+    CHECK_OK(quay_buffer_fill(back, "x", 1));
+    check_allowed(there, here, allowed[i]);
+    check_allowed(back, there, allowed[i]);
+    check_pattern(back, 3 + i);
+  }
+  quay_buffer_release(there);
+  quay_buffer_release(back);
+  quay_buffer_release(here);
+  quay_allocator_release(cpu);
+  quay_allocator_release(allocator);
+}
+
+Test(vulkan_import, large_copies_take_no_more_staging_than_their_caller_allows, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  check_all_allowed();
+}
+
+Test(vulkan_import, nor_do_they_where_host_memory_cannot_be_imported, .init = setup,
+     .fini = teardown) {
+  (void)setenv("VKSHIM_DISCRETE", "1", 1);
+  (void)setenv("VKSHIM_NO_HOST_IMPORT", "1", 1);
+  check_all_allowed();
+}
+
 Test(vulkan_import, an_import_of_host_memory_that_fails_leaves_nothing_and_the_copy_arrives,
      .init = setup, .fini = teardown) {
   static const struct {
