@@ -155,7 +155,7 @@ QUAY_API QUAY_NODISCARD quay_status quay_buffer_fill_on(quay_buffer *buffer, con
 
 /* What quay_buffer_copy_region() with the same arguments would do, without doing it: nothing is
  * allocated, read or waited for. A lazy source is fine.
- * Errors: INVALID_ARGUMENT, OUT_OF_RANGE, UNSUPPORTED as there. */
+ * Errors: INVALID_ARGUMENT, OUT_OF_RANGE, READ_ONLY, UNSUPPORTED as there. */
 QUAY_API QUAY_NODISCARD quay_status quay_copy_plan(const quay_buffer *destination,
                                                    uint64_t destination_offset,
                                                    const quay_buffer *source,

@@ -184,7 +184,9 @@ fail:
 quay_status quay__atomic_file_write(const quay__atomic_file *file, uint64_t offset,
                                     const void *data, uint64_t size) {
   uint64_t end;
-  if (!quay__add(offset, size, &end) || end > INT64_MAX) {
+  /* Beyond the process's limit the kernel would send SIGXFSZ. */
+  if (!quay__add(offset, size, &end) ||
+      end > quay__min(INT64_MAX, quay__os_limit(QUAY__OS_FILE_SIZE))) {
     return quay__fail_errno(QUAY_STATUS_IO, "", EFBIG,
                             "cannot write %" PRIu64 " bytes at offset %" PRIu64 " of '%s'", size,
                             offset, file->target);
@@ -239,37 +241,52 @@ static quay_status sync_directory(const quay__atomic_file *file, int directory) 
                           stays ? " is in place, but may be lost if the machine fails" : "");
 }
 
-quay_status quay__atomic_file_commit(quay__atomic_file *file, bool sync) {
-  int directory = -1;
-  quay_status status = sync ? open_directory(file, &directory) : QUAY_OK;
-  if (status != QUAY_OK)
-    goto done;
+/* What is in the place of the target if the new file does not get there. */
+static quay_status tell_unchanged(const quay__atomic_file *file) {
+  return quay__error_append(file->replaces ? "; '%s' is as it was" : "; '%s' was not made",
+                            file->target);
+}
+
+/* All that can fail without a change. `directory` is for what comes after it; -1 without `sync`. */
+static quay_status put_in_place(quay__atomic_file *file, bool sync, int *out_directory) {
+  if (sync)
+    QUAY_TRY(open_directory(file, out_directory));
   if (sync && quay__os_fsync(file->file) != 0) {
-    status = quay__fail_errno(QUAY_STATUS_IO, "", errno,
-                              "cannot write '%s': it cannot be synchronised with the disk",
-                              file->target);
-    goto done;
+    return quay__fail_errno(QUAY_STATUS_IO, "", errno,
+                            "cannot write '%s': it cannot be synchronised with the disk",
+                            file->target);
   }
   /* Network file systems report failed writes when the file is closed. */
   const int closed = quay__os_close(file->file);
   file->file = -1;
-  if (closed != 0) {
-    status = quay__fail_errno(QUAY_STATUS_IO, "", errno, "cannot write '%s'", file->target);
-    goto done;
-  }
+  if (closed != 0)
+    return quay__fail_errno(QUAY_STATUS_IO, "", errno, "cannot write '%s'", file->target);
   if (quay__os_rename(file->temporary, file->target) != 0) {
-    status = quay__fail_errno(quay__status_of_errno(errno), "", errno,
-                              "cannot put the finished file in the place of '%s'", file->target);
-    goto done;
+    return quay__fail_errno(quay__status_of_errno(errno), "", errno,
+                            "cannot put the finished file in the place of '%s'", file->target);
   }
   quay__os_free(file->temporary);
   file->temporary = NULL;
-  if (sync)
-    status = sync_directory(file, directory);
+  return QUAY_OK;
+}
 
-done:
+quay_status quay__atomic_file_commit(quay__atomic_file *file, bool sync) {
+  int directory = -1;
+  quay_status status = put_in_place(file, sync, &directory);
+  if (status != QUAY_OK) {
+    (void)tell_unchanged(file);
+  } else if (sync) {
+    status = sync_directory(file, directory);
+  }
   if (directory >= 0)
     quay__os_close(directory);
+  quay__atomic_file_abort(file);
+  return status;
+}
+
+quay_status quay__atomic_file_give_up(quay__atomic_file *file, quay_status status) {
+  if (file->target != NULL)
+    (void)tell_unchanged(file);
   quay__atomic_file_abort(file);
   return status;
 }

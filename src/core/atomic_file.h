@@ -39,9 +39,13 @@ QUAY__COMPONENT quay_status quay__atomic_file_write(const quay__atomic_file *fil
 
 /* Puts the file in the target's place, after synchronising it with the disk if `sync` is set, and
  * the directory afterwards. Whatever the result, `*file` is none afterwards and no temporary file
- * is left. On error the target is as before; only if an existing file was replaced and
- * synchronising the directory fails, the new file is in place, as the message says. */
+ * is left. On error the target is as before, and the message says so; only if an existing file was
+ * replaced and synchronising the directory fails, the new file is in place, as the message says. */
 QUAY__COMPONENT quay_status quay__atomic_file_commit(quay__atomic_file *file, bool sync);
+
+/* Gives the file up because of the thread's error, whose `status` it returns and to whose message
+ * it adds what is in the target's place. For none it returns the status alone. */
+QUAY__COMPONENT quay_status quay__atomic_file_give_up(quay__atomic_file *file, quay_status status);
 
 /* Gives the file up. No-op for none. Keeps the thread's error and errno. */
 QUAY__COMPONENT void quay__atomic_file_abort(quay__atomic_file *file);

@@ -288,7 +288,7 @@ static quay_status check_stream(const char *function, const quay_buffer *destina
       destination->storage->allocator->device->name);
 }
 
-static quay_status check_options(const char *function, const quay_copy_options *options) {
+quay_status quay__copy_check_options(const char *function, const quay_copy_options *options) {
   if (options == NULL || options->max_staging_bytes == 0 ||
       options->max_staging_bytes >= STAGING_LEAST) {
     return QUAY_OK;
@@ -303,7 +303,7 @@ quay_status quay__copy_check(const char *function, const quay_buffer *destinatio
                              uint64_t destination_offset, const quay_buffer *source,
                              uint64_t source_offset, uint64_t size,
                              const quay_copy_options *options) {
-  QUAY_TRY(check_options(function, options));
+  QUAY_TRY(quay__copy_check_options(function, options));
   QUAY_TRY(check_stream(function, destination, source, options));
   QUAY_TRY(check_region(function, "destination", destination, destination_offset, size));
   return check_region(function, "source", source, source_offset, size);
@@ -334,6 +334,8 @@ quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_
   QUAY__REQUIRE(source);
   QUAY_TRY(quay__copy_check("quay_copy_plan", destination, destination_offset, source,
                             source_offset, size, options));
+  if (quay__storage_sealed(destination->storage))
+    return quay__storage_fail_read_only(destination->storage);
   const quay__side to = quay__copy_side(destination, destination_offset);
   const quay__side from = quay__copy_side(source, source_offset);
   QUAY_TRY(quay__route_plan(&to, &from, size, options, out_plan));

@@ -5,6 +5,9 @@
 #include "core/copy_route.h"
 #include "core/storage.h"
 
+/* What can be told of the options without a copy. */
+quay_status quay__copy_check_options(const char *function, const quay_copy_options *options);
+
 /* The options, the stream and both ranges, as quay_buffer_copy_region() says. */
 quay_status quay__copy_check(const char *function, const quay_buffer *destination,
                              uint64_t destination_offset, const quay_buffer *source,

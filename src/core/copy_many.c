@@ -247,6 +247,7 @@ static void release_all(const quay_copy_pair *pairs, size_t count) {
 quay_status quay_copy_many(const quay_copy_pair *pairs, size_t count,
                            const quay_copy_options *options) {
   QUAY__MARK_CALLER();
+  QUAY_TRY(quay__copy_check_options("quay_copy_many", options));
   if (count == 0)
     return QUAY_OK;
   QUAY__REQUIRE(pairs);

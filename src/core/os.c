@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/vfs.h>
@@ -114,11 +115,21 @@ int quay__os_stat(const char *path, struct stat *out_status) {
   return RETRY(stat(path, out_status));
 }
 
+uint64_t quay__os_limit(quay__os_limited what) {
+  static const __typeof__(RLIMIT_AS) numbers[] = {RLIMIT_AS, RLIMIT_FSIZE};
+  struct rlimit limit;
+  const bool known = getrlimit(numbers[what], &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  return known ? limit.rlim_cur : UINT64_MAX;
+}
+
 int quay__os_ftruncate(int file, uint64_t size) {
   return RETRY(ftruncate(file, (off_t)size));
 }
 
 int quay__os_fallocate(int file, uint64_t offset, uint64_t size) {
+  /* The kernel would send SIGXFSZ, which ends the program if nobody is prepared for it. */
+  if (offset + size > quay__os_limit(QUAY__OS_FILE_SIZE))
+    return EFBIG;
   return RETRY(fallocate(file, 0, (off_t)offset, (off_t)size)) == 0 ? 0 : errno;
 }
 

@@ -39,7 +39,7 @@ int quay__os_fstat(int file, struct stat *out_status);
 int quay__os_stat(const char *path, struct stat *out_status);
 int quay__os_ftruncate(int file, uint64_t size);
 /* Reserves blocks: returns 0 or an errno as posix_fallocate() does, but never emulates:
- * EOPNOTSUPP where the file system can't. */
+ * EOPNOTSUPP where the file system can't. EFBIG beyond the process's limit, and no SIGXFSZ. */
 int quay__os_fallocate(int file, uint64_t offset, uint64_t size);
 ssize_t quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
 /* The same for what is in the page cache, without waiting: short, or -1 with EAGAIN, where it is
@@ -101,6 +101,12 @@ size_t quay__os_page_size(void);
 size_t quay__os_huge_page_size(void);
 /* Physical memory, in bytes: all of it, and what could be allocated. -1 on failure. */
 int quay__os_memory_info(uint64_t *out_total, uint64_t *out_available);
+/* What the process may have of something, in bytes (setrlimit(2)); UINT64_MAX: no limit. */
+typedef enum quay__os_limited {
+  QUAY__OS_ADDRESSES,
+  QUAY__OS_FILE_SIZE
+} quay__os_limited;
+uint64_t quay__os_limit(quay__os_limited what);
 /* A clock that never goes back, in nanoseconds. */
 uint64_t quay__os_nanoseconds(void);
 /* The system's number of the calling thread. A system call. */

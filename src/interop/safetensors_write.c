@@ -327,7 +327,8 @@ quay_status quay_safetensors_save(const char *path, const quay_safetensors_entry
     status = write_file(&w, options);
     release_all(&w);
   }
-  quay__atomic_file_abort(&w.file);
+  if (status != QUAY_OK)
+    status = quay__atomic_file_give_up(&w.file, status);
   quay__os_free(w.chunk);
   quay__os_free(w.header);
   quay__os_free(w.tensors);

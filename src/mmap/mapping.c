@@ -227,9 +227,12 @@ static quay_status map_range(quay__mapping *mapping, uint64_t offset, uint64_t l
     flags = MAP_PRIVATE | MAP_NORESERVE;
   void *address = quay__os_mmap(NULL, bytes, protection, flags, mapping->file, start);
   if (address == MAP_FAILED) {
+    const char *why = errno == ENODEV ? " (its file system has no pages that could be mapped, as "
+                                        "that of /sys: read it by calls, read(2))"
+                                      : "";
     return quay__fail_errno(quay__status_of_errno(errno), QUAY__MMAP_NAME, errno,
-                            "mapping %llu bytes of '%s' (%s) failed", (unsigned long long)bytes,
-                            mapping->path, mode_text(mapping->mode));
+                            "mapping %llu bytes of '%s' (%s) failed%s", (unsigned long long)bytes,
+                            mapping->path, mode_text(mapping->mode), why);
   }
   mapping->address = address;
   mapping->offset = start;

@@ -93,10 +93,8 @@ static quay_status create_replacing(const char *path, uint64_t size, mode_t perm
   } else {
     status = buffer_of_new_file(file, fresh.target, size, out_buffer);
   }
-  if (status != QUAY_OK) {
-    quay__atomic_file_abort(&fresh);
-    return status;
-  }
+  if (status != QUAY_OK)
+    return quay__atomic_file_give_up(&fresh, status);
   status = quay__atomic_file_commit(&fresh, false);
   if (status != QUAY_OK) {
     quay_buffer_release(*out_buffer);
@@ -170,12 +168,8 @@ static quay_status save(const quay_buffer *buffer, const char *path,
   quay__atomic_file fresh;
   QUAY_TRY(quay__atomic_file_begin(path, options->permissions, &fresh));
   const quay_status status = buffer->size != 0 ? write_window(buffer, &fresh, options) : QUAY_OK;
-  if (status != QUAY_OK) {
-    (void)quay__error_append(fresh.replaces ? "; '%s' is as it was" : "; '%s' was not made",
-                             fresh.target);
-    quay__atomic_file_abort(&fresh);
-    return status;
-  }
+  if (status != QUAY_OK)
+    return quay__atomic_file_give_up(&fresh, status);
   return quay__atomic_file_commit(&fresh, !options->no_sync);
 }
 

@@ -84,6 +84,8 @@ class Matrix(ProgramTest):
         svg = os.path.join(self.folder, "nowhere", "map.svg")
         message = self.fail_with("matrix", "--between", "cpu", "--size", "9", "--svg", svg)
         self.assertIn("No such file", message)
+        message = self.misuse("matrix", "--svg", "-")
+        self.assertIn("./-", message)
 
 
 if __name__ == "__main__":

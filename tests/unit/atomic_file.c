@@ -4,10 +4,13 @@
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
+#include <quay/backend.h>
 #include <quay/quay.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -256,8 +259,44 @@ Test(atomic_file, a_commit_that_fails_leaves_the_target_as_it_was) {
   /* Somebody makes a directory of that name meanwhile. */
   cr_assert_eq(mkdir("new", 0755), 0);
   cr_expect_eq(quay__atomic_file_commit(&file, true), QUAY_STATUS_IO);
+  cr_expect_not_null(strstr(quay_last_error()->message, "new' was not made"), "%s",
+                     quay_last_error()->message);
   cr_expect_eq(file.file, -1);
   cr_expect_eq(count_files(), 1);
+}
+
+Test(atomic_file, a_commit_that_fails_says_that_the_old_file_is_as_it_was) {
+  write_text("old", "old", 0644);
+  quay__atomic_file file;
+  cr_assert_eq(quay__atomic_file_begin("old", 0, &file), QUAY_OK);
+  cr_assert_eq(unlink(file.temporary), 0);
+  cr_expect_eq(quay__atomic_file_commit(&file, true), QUAY_STATUS_IO);
+  cr_expect_not_null(strstr(quay_last_error()->message, "old' is as it was"), "%s",
+                     quay_last_error()->message);
+  expect_text("old", "old");
+}
+
+Test(atomic_file, giving_up_none_leaves_the_error_alone) {
+  quay__atomic_file file = QUAY__ATOMIC_FILE_NONE;
+  (void)quay_error_set(QUAY_STATUS_IO, "", 0, NULL, "what was wrong");
+  cr_expect_eq(quay__atomic_file_give_up(&file, QUAY_STATUS_IO), QUAY_STATUS_IO);
+  cr_expect_str_eq(quay_last_error()->message, "what was wrong");
+}
+
+Test(atomic_file, a_write_beyond_the_process_s_limit_is_an_error_and_no_signal) {
+  quay__atomic_file file;
+  cr_assert_eq(quay__atomic_file_begin("new", 0, &file), QUAY_OK);
+  struct rlimit before;
+  cr_assert_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
+  cr_assert_neq(signal(SIGXFSZ, SIG_DFL), SIG_ERR);
+  const struct rlimit limit = {.rlim_cur = 1 << 20, .rlim_max = before.rlim_max};
+  cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  cr_expect_eq(quay__atomic_file_write(&file, (1 << 20) - 1, "ab", 2), QUAY_STATUS_IO);
+  cr_expect_str_eq(quay_last_error()->native_name, "EFBIG");
+  cr_expect_eq(quay__atomic_file_write(&file, (1 << 20) - 2, "ab", 2), QUAY_OK);
+  cr_assert_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
+  quay__atomic_file_abort(&file);
+  cr_expect_eq(count_files(), 0);
 }
 
 Test(atomic_file, a_temporary_file_that_is_gone_is_reported_by_commit) {

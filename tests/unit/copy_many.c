@@ -156,6 +156,9 @@ Test(copy_many, a_bad_pair_anywhere_is_named_and_nothing_moves) {
 Test(copy_many, no_pairs_and_no_bytes_are_nothing_to_do) {
   quay_buffer *empty = pattern_buffer(NULL, 0, 1), *full = pattern_buffer(NULL, 10, 2);
   MUST(quay_copy_many(NULL, 0, NULL));
+  const quay_copy_options bad = {.max_staging_bytes = 1};
+  cr_assert_eq(quay_copy_many(NULL, 0, &bad), QUAY_STATUS_INVALID_ARGUMENT);
+  cr_assert_not_null(strstr(quay_last_error()->message, "max_staging_bytes is 1"));
   const quay_copy_pair pairs[] = {{empty, 0, empty, 0, 0}, {full, 10, empty, 0, 0}};
   MUST(quay_copy_many(pairs, 2, NULL));
   pattern_check_buffer(full, 0, 2);

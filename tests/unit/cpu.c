@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <quay/quay.h>
@@ -381,6 +382,21 @@ Test(cpu, sizes_that_no_machine_has_are_out_of_host_memory_and_never_wrap) {
   check_too_large(INT64_MAX - 4095, 4096);
   check_too_large((uint64_t)1 << 62, 0);
   check_too_large((uint64_t)1 << 48, 0);
+}
+
+Test(cpu, a_limit_of_the_process_is_named_where_memory_runs_out) {
+  quay_allocator *allocator = open_allocator("cpu");
+  struct rlimit before;
+  cr_assert_eq(getrlimit(RLIMIT_AS, &before), 0);
+  const struct rlimit limit = {.rlim_cur = (rlim_t)64 << 40, .rlim_max = before.rlim_max};
+  cr_assert_eq(setrlimit(RLIMIT_AS, &limit), 0);
+  quay_raw_buffer raw;
+  const quay_status status = quay_allocator_alloc(allocator, UINT64_C(65) << 40, NULL, &raw);
+  cr_assert_eq(setrlimit(RLIMIT_AS, &before), 0);
+  cr_assert_eq(status, QUAY_STATUS_OUT_OF_HOST_MEMORY);
+  cr_assert_not_null(strstr(quay_last_error()->message, "limited to 70368744177664 bytes"), "%s",
+                     quay_last_error()->message);
+  quay_allocator_release(allocator);
 }
 
 Test(cpu, mirrored_and_exportable_memory_is_unsupported) {

@@ -230,6 +230,15 @@ Test(map_file, refuses_what_has_no_size_and_cannot_be_read_at_its_beginning) {
   cr_assert_null(buffer);
 }
 
+Test(map_file, refuses_what_the_file_system_cannot_map) {
+  const char *path = "/sys/kernel/mm/transparent_hugepage/enabled";
+  if (access(path, R_OK) != 0)
+    quay_test_skip("sysfs", "%s is not there", path);
+  quay_buffer *buffer = NULL;
+  test_expect_error(quay_map_file(path, NULL, &buffer), QUAY_STATUS_IO, "ENODEV", "by calls");
+  cr_assert_not_null(strstr(quay_last_error()->message, path));
+}
+
 Test(map_file, refuses_a_character_device) {
   expect_refused("/dev/null", "a character device");
 }
@@ -390,6 +399,9 @@ Test(map_file, read_only_buffers_refuse_every_write) {
   void *pointer = NULL;
   test_expect_error(quay_buffer_copy_in(buffer, bytes, 100), QUAY_STATUS_READ_ONLY, "", "");
   test_expect_error(quay_buffer_copy_from(buffer, other), QUAY_STATUS_READ_ONLY, "", "");
+  quay_copy_plan_info plan;
+  test_expect_error(quay_copy_plan(buffer, 0, other, 0, 100, NULL, &plan), QUAY_STATUS_READ_ONLY,
+                    "", "");
   test_expect_error(quay_buffer_fill(buffer, bytes, 1), QUAY_STATUS_READ_ONLY, "", "");
   test_expect_error(quay_buffer_host_bytes_mut(buffer, &pointer, NULL), QUAY_STATUS_READ_ONLY, "",
                     "");

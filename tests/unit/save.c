@@ -1,8 +1,10 @@
 /* quay_buffer_save(): whole or not at all, from memory of every kind. */
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -273,6 +275,36 @@ Test(save, a_full_disk_leaves_the_old_file_and_no_temporary_one) {
   cr_assert(test_file_is(path, 3000, 5));
   cr_assert_eq(test_directory_count(small), 1);
   quay_buffer_release(buffer);
+}
+
+Test(save, a_file_beyond_the_process_s_limit_is_an_error_and_no_signal) {
+  const char *path = test_file("old", 3000, 5);
+  quay_buffer *buffer = test_buffer(NULL, 2 * MIB, 3), *made = NULL;
+  quay_allocator *blocks = NULL;
+  quay_raw_buffer block;
+  char spec[512];
+  snprintf(spec, sizeof spec, "mmap:%s", test_directory());
+  TEST_OK(quay_allocator_open(spec, &blocks));
+  struct rlimit before;
+  cr_assert_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
+  cr_assert_neq(signal(SIGXFSZ, SIG_DFL), SIG_ERR);
+  const struct rlimit limit = {.rlim_cur = MIB, .rlim_max = before.rlim_max};
+  cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  test_expect_error(quay_buffer_save(buffer, path, NULL), QUAY_STATUS_IO, "EFBIG", "is as it was");
+  test_expect_error(quay_file_create(test_path("new"), MIB + 1, NULL, &made), QUAY_STATUS_IO,
+                    "EFBIG", test_path("new"));
+  const quay_file_options replace = {.replace = true};
+  test_expect_error(quay_file_create(path, MIB + 1, &replace, &made), QUAY_STATUS_IO, "EFBIG",
+                    "is as it was");
+  test_expect_error(quay_allocator_alloc(blocks, MIB + 1, NULL, &block), QUAY_STATUS_IO, "EFBIG",
+                    "");
+  TEST_OK(quay_file_create(test_path("fits"), MIB, NULL, &made));
+  cr_assert_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
+  cr_assert(test_file_is(path, 3000, 5));
+  cr_assert_eq(test_directory_count(test_directory()), 2);
+  quay_buffer_release(made);
+  quay_buffer_release(buffer);
+  quay_allocator_release(blocks);
 }
 
 Test(save, leaks_no_descriptor_on_success_or_failure) {

@@ -236,6 +236,11 @@ static exit_status parse(int argc, char **argv, matrix_options *out) {
     }
     if (option == BETWEEN)
       out->between = optarg;
+    if (option == SVG && strcmp(optarg, "-") == 0) {
+      return fail_usage(&command_matrix,
+                        "matrix: --svg writes a file, not standard output; one that is to be "
+                        "called '-' is './-'");
+    }
     if (option == SVG)
       out->svg = optarg;
     if (option == JSON)
