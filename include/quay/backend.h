@@ -222,6 +222,9 @@ typedef struct quay_across_info {
   /* Of copy_out alone: most of the bytes have to come from a disk first, so that `threads` mostly
    * wait and may be more than there are processors. Staged copies take as many, and `chunk`. */
   bool from_disk;
+  /* Of copy_out alone: bytes by which the source begins past a place where pieces are best cut, as
+   * a page of its file is one. Below 4096. */
+  uint64_t past_cut;
 } quay_across_info;
 
 /* One of many copies from host memory into an allocator's. */

@@ -273,8 +273,10 @@ static quay_status run_ring(quay__ring *ring, const uint64_t *after, bool *out_b
       (ring->in.kind == QUAY__LEG_STREAM || ring->out.kind == QUAY__LEG_STREAM))
     ring->own = (uint32_t)quay__max(ring->plan.slots / ring->plan.threads, 1);
   ring->stretched = ring->plan.from_disk && ring->own != 0;
-  if (ring->stretched)
-    quay__stretches_begin(&ring->stretches, ring->size, ring->plan.threads, ring->plan.chunk);
+  if (ring->stretched) {
+    quay__stretches_begin(&ring->stretches, ring->size + ring->plan.past_cut, ring->plan.threads,
+                          ring->plan.chunk);
+  }
   ring->changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   begin_report(ring);
   quay__staging_enter(ring->plan.pin);

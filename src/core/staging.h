@@ -18,10 +18,11 @@ typedef struct quay__staging_plan {
   uint32_t threads;  /* the calling one included */
   /* The same while other devices have copies, too; at least as many. */
   uint32_t slots_beside, threads_beside;
-  uint32_t batch;   /* slots that are handed to the device together, at most; 0: each by itself */
-  bool ramps;       /* the first and last chunks are smaller */
-  bool from_disk;   /* the source is a file of which most has to come from the disk */
-  quay_device *pin; /* that page-locks the slots and moves them on a stream; NULL: plain memory */
+  uint32_t batch;    /* slots that are handed to the device together, at most; 0: each by itself */
+  bool ramps;        /* the first and last chunks are smaller */
+  bool from_disk;    /* the source is a file of which most has to come from the disk */
+  uint64_t past_cut; /* bytes by which the first chunk is shorter, so that all others begin well */
+  quay_device *pin;  /* that page-locks the slots and moves them on a stream; NULL: plain memory */
   const char *reason;
 } quay__staging_plan;
 

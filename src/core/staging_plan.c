@@ -155,14 +155,15 @@ static bool transfers(const quay_allocator *allocator) {
   return allocator->has_async && quay__staging_memory_pins(allocator->device);
 }
 
-/* Of a file that is not in memory: more threads, which mostly wait. Returns the bytes that each
- * should read at a time, or 0: it is there. */
-static uint64_t ask_disk(const quay__side *source, uint64_t size, quay__staging_plan *inout_plan) {
+/* Where the file's chunks are best cut. Of one that is not in memory: more threads, which mostly
+ * wait. Returns the bytes that each should read at a time, or 0: it is there. */
+static uint64_t ask_file(const quay__side *source, uint64_t size, quay__staging_plan *inout_plan) {
   const quay_raw_buffer lazy = {.size = size, .owner = source->allocator};
   quay_across_info info = {
       .chunk = size, .threads = inout_plan->threads, .source_offset = source->offset};
   source->allocator->vtable.copy_info(source->allocator, NULL,
                                       source->raw != NULL ? source->raw : &lazy, size, &info);
+  inout_plan->past_cut = info.past_cut;
   if (!info.from_disk)
     return 0;
   inout_plan->threads = (uint32_t)quay__max(inout_plan->threads, info.threads);
@@ -199,7 +200,7 @@ quay_status quay__staging_plan_make(const quay__side *destination, const quay__s
   if (in || out)
     out_plan->pin = in ? destination->allocator->device : source->allocator->device;
   out_plan->reason = reason_of(destination, source, out_plan->pin);
-  const uint64_t disk_chunk = from_file ? ask_disk(source, size, out_plan) : 0;
+  const uint64_t disk_chunk = from_file ? ask_file(source, size, out_plan) : 0;
   out_plan->from_disk = disk_chunk != 0;
   if (out_plan->pin == NULL) {
     plan_calls(size, allowed, from_file, disk_chunk, out_plan);
@@ -210,6 +211,9 @@ quay_status quay__staging_plan_make(const quay__side *destination, const quay__s
   } else {
     plan_transfers(size, allowed, cut_of(NULL), in && !out ? 2 : 1, out_plan);
   }
+  /* One chunk need not be two, and those of less than pages are cut anywhere. */
+  if (size <= out_plan->chunk || out_plan->chunk % PAGE != 0 || out_plan->past_cut >= PAGE)
+    out_plan->past_cut = 0;
   return QUAY_OK;
 }
 

@@ -233,6 +233,11 @@ static const quay__slot *next_own(const quay__ring *ring) {
   return kept < ring->own ? fresh : NULL;
 }
 
+/* By how much the chunk that is claimed now is shorter than others. */
+static uint64_t past_cut(const quay__ring *ring) {
+  return ring->claimed == 0 ? ring->plan.past_cut : 0;
+}
+
 /* The first chunks are small, so that the second leg can begin, and the last ones, so that the
  * first one does not end long before it. */
 static uint64_t next_chunk_size(const quay__ring *ring) {
@@ -243,7 +248,17 @@ static uint64_t next_chunk_size(const quay__ring *ring) {
     const uint64_t nearer = quay__min(ring->claimed, left) / (2 * (uint64_t)plan->threads);
     size = quay__min(size, quay__max(ring->tuning->ramp, quay__align_down(nearer, PAGE)));
   }
-  return quay__min(size, left);
+  return quay__min(size - past_cut(ring), left);
+}
+
+/* The same from stretches, which count from the cut before the copy. The first one taken begins
+ * there. */
+static void claim_of_stretch(quay__ring *ring, quay__slot *slot) {
+  const uint64_t short_by = past_cut(ring);
+  slot->size =
+      quay__stretches_take(&ring->stretches, quay__thread_self(), slot->size + short_by, &slot->at);
+  slot->size -= short_by;
+  slot->at -= short_by == 0 ? ring->plan.past_cut : 0;
 }
 
 bool quay__slots_can_claim(const quay__ring *ring) {
@@ -263,9 +278,8 @@ quay__slot *quay__slots_claim(quay__ring *ring) {
   slot->number = ring->chunks_claimed++;
   slot->at = ring->claimed;
   slot->size = next_chunk_size(ring);
-  if (ring->stretched) {
-    slot->size = quay__stretches_take(&ring->stretches, quay__thread_self(), slot->size, &slot->at);
-  }
+  if (ring->stretched)
+    claim_of_stretch(ring, slot);
   ring->claimed += slot->size;
   ring->last = slot;
   return slot;

@@ -53,6 +53,9 @@
 
 #define FILL_SIZE ((uint64_t)256 << 10)
 
+/* Staged copies cut a file here: of the page cache, and what direct I/O needs at most. */
+#define PAGE ((uint64_t)4096)
+
 /* A way to move bytes between a place in the file and memory: 0, an errno or QUAY__MMAP_ENDED. */
 typedef int (*move_function)(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
                              uint64_t size);
@@ -565,6 +568,7 @@ static void plan_move(const quay__mapping *mapping, move_function move, uint64_t
 static void plan_read(const quay__mapping *mapping, uint64_t offset, uint64_t size,
                       quay_across_info *out_info) {
   out_info->from_disk = is_cold(mapping, offset, size);
+  out_info->past_cut = offset & (PAGE - 1);
   if (out_info->from_disk) {
     const uint32_t threads = threads_of(quay__disk_threads);
     plan_pieces(size, cold_piece_of(mapping, size, threads), threads, out_info);

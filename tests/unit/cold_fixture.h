@@ -41,6 +41,7 @@ static struct {
   atomic_int patience;            /* milliseconds that they do: long where as many will come */
   atomic_int readers, most;       /* at a time */
   atomic_int direct, buffered;    /* calls of pread() for as much as direct I/O is for */
+  atomic_int small;               /* for less */
   atomic_uint_fast64_t farthest;  /* place that a thread's first such call was for */
   atomic_uint_fast64_t available; /* of the machine's memory, in bytes; 0: the truth */
 } fake = {.patience = 20000};
@@ -107,6 +108,8 @@ WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
     note_first(offset);
   if (size >= 64 * KIB)
     atomic_fetch_add((fcntl(file, F_GETFL) & O_DIRECT) != 0 ? &fake.direct : &fake.buffered, 1);
+  if (size < 64 * KIB)
+    atomic_fetch_add(&fake.small, 1);
   wait_for_readers();
   errno = atomic_load(&fake.read_error);
   const ssize_t got = errno != 0 ? -1 : __real_quay__os_pread(file, buffer, size, offset);

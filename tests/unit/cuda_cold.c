@@ -207,6 +207,16 @@ Test(cuda_cold, every_byte_arrives_at_odd_places_with_direct_io) {
   check_odd_places(true);
 }
 
+/* Tensors begin anywhere in their file. All but the ends of the copy can go straight into slots. */
+Test(cuda_cold, pieces_from_an_odd_place_on_are_cut_at_pages_of_the_file) {
+  const sides both = open_sides(NONE_THERE, true);
+  check_odd(&both, 991, 77, 20 * MIB + 12345);
+  cr_assert_eq(atomic_load(&fake.buffered), 0);
+  cr_assert_leq(atomic_load(&fake.small), 2, "%d ends of pieces were read apart",
+                atomic_load(&fake.small));
+  close_sides(&both);
+}
+
 Test(cuda_cold, a_missing_file_that_was_truncated_is_an_error) {
   for (int direct = 0; direct < 2; direct++) {
     const sides both = open_sides(NONE_THERE, direct != 0);
