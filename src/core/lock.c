@@ -1,4 +1,5 @@
-/* Locks that survive fork(). The order in which a fork takes them: the process's own by number, the
+/* Locks that survive fork(). The order in which a fork takes them: the gate of those whom it must
+ * not interrupt, who hold no lock, then the process's own by number, the
  * stripes by number, then the objects' in their list, then the spin locks, which are held by nobody
  * who waits for anything. */
 #include "core/lock.h"
@@ -45,6 +46,13 @@ static apart globals[QUAY__GLOBAL_LOCK_COUNT] = {
 
 static stripe stripes[STRIPE_COUNT] = {
     REPEAT32({PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER})};
+
+/* Of fork, and of whom it must not interrupt. */
+static struct {
+  pthread_mutex_t mutex;
+  pthread_cond_t let, forked;
+  uint32_t held, forking; /* threads */
+} gate = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, 0};
 
 /* The objects' locks; `list_mutex` guards the list and is taken before any of them. */
 static pthread_mutex_t list_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -223,7 +231,36 @@ void quay__stripe_wake(const void *object) {
   pthread_cond_broadcast(&stripe_of(object)->changed);
 }
 
+void quay__fork_hold(void) {
+  pthread_mutex_lock(&gate.mutex);
+  while (gate.forking != 0)
+    pthread_cond_wait(&gate.forked, &gate.mutex);
+  gate.held++;
+  pthread_mutex_unlock(&gate.mutex);
+}
+
+void quay__fork_let(void) {
+  pthread_mutex_lock(&gate.mutex);
+  if (--gate.held == 0 && gate.forking != 0)
+    pthread_cond_broadcast(&gate.let);
+  pthread_mutex_unlock(&gate.mutex);
+}
+
+static void close_gate(void) {
+  pthread_mutex_lock(&gate.mutex);
+  gate.forking++;
+  while (gate.held != 0)
+    pthread_cond_wait(&gate.let, &gate.mutex);
+}
+
+static void open_gate(void) {
+  if (--gate.forking == 0)
+    pthread_cond_broadcast(&gate.forked);
+  pthread_mutex_unlock(&gate.mutex);
+}
+
 void quay__lock_before_fork(void) {
+  close_gate();
   for (int i = 0; i < QUAY__GLOBAL_LOCK_COUNT; i++)
     pthread_mutex_lock(&globals[i].mutex);
   for (int i = 0; i < STRIPE_COUNT; i++)
@@ -243,6 +280,7 @@ static void release_all(void) {
     pthread_mutex_unlock(&stripes[i].mutex);
   for (int i = QUAY__GLOBAL_LOCK_COUNT - 1; i >= 0; i--)
     pthread_mutex_unlock(&globals[i].mutex);
+  open_gate();
 }
 
 void quay__lock_after_fork_in_parent(void) {
@@ -256,6 +294,8 @@ void quay__lock_after_fork_in_child(void) {
   for (int i = 0; i < STRIPE_COUNT; i++) {
     stripes[i].changed = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
   }
+  gate.let = gate.forked = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
+  gate.forking = 1; /* others that were about to are not here */
   for_all_spins(reset_spin);
   release_all();
 }

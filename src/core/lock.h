@@ -47,6 +47,13 @@ void quay__global_release(quay__global_lock which);
 /* Waits on `condition` with a global lock held. */
 void quay__global_wait(quay__global_lock which, pthread_cond_t *condition);
 
+/* Between these two no fork begins; it waits, and whoever comes then waits for it. For calls during
+ * which a device writes to pages of the process past the kernel's sight: where such a page is
+ * copied for a child meanwhile, older kernels let the parent keep the copy, without the bytes. Any
+ * number of threads at a time; nothing else is waited for in between. */
+void quay__fork_hold(void);
+void quay__fork_let(void);
+
 /* Striped locks: one of a few, chosen by an object's address, for objects too many or too small to
  * have their own. Never hold two. */
 void quay__stripe_acquire(const void *object);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/checked.h"
+#include "core/lock.h"
 #include "core/os.h"
 #include "mmap/mmap_impl.h"
 
@@ -37,10 +38,13 @@ static int read_direct_aligned(const quay__mapping *mapping, uint64_t offset, un
                                uint64_t size) {
   const uint64_t alignment = mapping->direct_offset_alignment;
   while (size != 0) {
+    quay__fork_hold();
     const ssize_t got =
         quay__os_pread(mapping->direct_file, memory, quay__min(size, QUAY__MMAP_PIECE_MAX), offset);
-    if (got < 0 && errno != EINVAL)
-      return errno;
+    const int error = got < 0 ? errno : 0;
+    quay__fork_let();
+    if (error != 0 && error != EINVAL)
+      return error;
     if (got == 0)
       return QUAY__MMAP_ENDED;
     if (got < 0 || (uint64_t)got % alignment != 0)

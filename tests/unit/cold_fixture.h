@@ -42,6 +42,8 @@ static struct {
   atomic_int readers, most;       /* at a time */
   atomic_int direct, buffered;    /* calls of pread() for as much as direct I/O is for */
   atomic_int small;               /* for less */
+  atomic_int direct_lasts;        /* milliseconds at least that a direct one takes */
+  atomic_int in_direct;           /* threads */
   atomic_uint_fast64_t farthest;  /* place that a thread's first such call was for */
   atomic_uint_fast64_t available; /* of the machine's memory, in bytes; 0: the truth */
 } fake = {.patience = 20000};
@@ -99,7 +101,16 @@ static inline void note_first(uint64_t offset) {
   noted = true;
 }
 
+static inline void wait_for_device(bool direct) {
+  if (!direct || atomic_load(&fake.direct_lasts) == 0)
+    return;
+  atomic_fetch_add(&fake.in_direct, 1);
+  usleep(1000 * (unsigned)atomic_load(&fake.direct_lasts));
+  atomic_fetch_sub(&fake.in_direct, 1);
+}
+
 WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
+  const bool direct = (fcntl(file, F_GETFL) & O_DIRECT) != 0;
   int longest = atomic_load(&fake.longest_read);
   while ((int)size > longest &&
          !atomic_compare_exchange_weak(&fake.longest_read, &longest, (int)size))
@@ -107,10 +118,11 @@ WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
   if (size >= 64 * KIB)
     note_first(offset);
   if (size >= 64 * KIB)
-    atomic_fetch_add((fcntl(file, F_GETFL) & O_DIRECT) != 0 ? &fake.direct : &fake.buffered, 1);
+    atomic_fetch_add(direct ? &fake.direct : &fake.buffered, 1);
   if (size < 64 * KIB)
     atomic_fetch_add(&fake.small, 1);
   wait_for_readers();
+  wait_for_device(direct);
   errno = atomic_load(&fake.read_error);
   const ssize_t got = errno != 0 ? -1 : __real_quay__os_pread(file, buffer, size, offset);
   atomic_fetch_sub(&fake.readers, 1);

@@ -2,7 +2,9 @@
  * them in small pieces, each along a stretch of its own, and leave the file in the page cache. */
 #include "unit/cold_fixture.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #include "support/manual_device.h"
 
@@ -90,6 +92,44 @@ Test(mmap_cold, each_of_two_threads_reads_a_half) {
 
 Test(mmap_cold, each_of_two_threads_reads_a_half_with_direct_io) {
   check_stretches(true);
+}
+
+/* A device that writes to a page which is copied for a child meanwhile may write to the child's. */
+
+typedef struct reading {
+  quay_buffer *file;
+  atomic_bool done;
+} reading;
+
+static void *read_all(void *user) {
+  reading *job = user;
+  read_and_check(job->file, 0, ENOUGH);
+  atomic_store(&job->done, true);
+  return NULL;
+}
+
+Test(mmap_cold, a_fork_waits_for_direct_io, .timeout = 120) {
+  atomic_store(&fake.mincore, NONE_THERE);
+  reading job = {.file = map_one(test_file("a", ENOUGH, 3), true)};
+  atomic_store(&fake.direct_lasts, 20);
+  pthread_t thread;
+  cr_assert_eq(pthread_create(&thread, NULL, read_all, &job), 0);
+  int forks = 0;
+  while (!atomic_load(&job.done)) {
+    if (atomic_load(&fake.in_direct) == 0)
+      continue;
+    const pid_t child = fork();
+    if (child == 0)
+      _exit(atomic_load(&fake.in_direct)); /* as it was when the pages were copied */
+    int status;
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%d threads were at it",
+              WEXITSTATUS(status));
+    forks++;
+  }
+  pthread_join(thread, NULL);
+  cr_assert_gt(forks, 0);
+  quay_buffer_release(job.file);
 }
 
 static bool count_calls(void *user, uint64_t done, uint64_t total) {
