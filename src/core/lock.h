@@ -31,6 +31,7 @@ typedef enum quay__global_lock {
   QUAY__LOCK_DEFAULT_ALLOCATOR,
   QUAY__LOCK_REGISTRY,
   QUAY__LOCK_MAPPINGS,
+  QUAY__LOCK_DISKS,  /* what is known of them */
   QUAY__LOCK_CUDA,   /* the driver and the table of its devices */
   QUAY__LOCK_VULKAN, /* the loader and the table of its devices */
   QUAY__LOCK_WORKERS,

@@ -116,9 +116,10 @@ int quay__os_stat(const char *path, struct stat *out_status) {
 }
 
 uint64_t quay__os_limit(quay__os_limited what) {
-  static const __typeof__(RLIMIT_AS) numbers[] = {RLIMIT_AS, RLIMIT_FSIZE};
   struct rlimit limit;
-  const bool known = getrlimit(numbers[what], &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  const int got =
+      what == QUAY__OS_ADDRESSES ? getrlimit(RLIMIT_AS, &limit) : getrlimit(RLIMIT_FSIZE, &limit);
+  const bool known = got == 0 && limit.rlim_cur != RLIM_INFINITY;
   return known ? limit.rlim_cur : UINT64_MAX;
 }
 

@@ -191,7 +191,16 @@ static bool is_cold(const quay__mapping *mapping, uint64_t offset, uint64_t size
 }
 
 static bool is_kept_from_direct(const quay__mapping *mapping, uint64_t size) {
-  return mapping->direct_by_size && size < CACHED_MIN && !quay__thread_reads_disk;
+  return mapping->direct_file >= 0 && mapping->direct_use != QUAY__DIRECT_ASKED &&
+         size < CACHED_MIN && !quay__thread_reads_disk;
+}
+
+/* Whether some of a range may be read with direct I/O, and is best cut for that. */
+static bool may_be_direct(const quay__mapping *mapping, bool cold) {
+  if (mapping->direct_file < 0 || (!cold && mapping->direct_use != QUAY__DIRECT_ASKED))
+    return false;
+  return mapping->direct_use != QUAY__DIRECT_IF_FASTER ||
+         quay__disk_verdict_of(mapping->device) != QUAY__DISK_BUFFERED;
 }
 
 /* A piece of a staged copy whose file is in the page cache. */
@@ -203,18 +212,20 @@ static bool is_cached_piece(uint64_t size) {
 static move_function reader_of_range(const quay__mapping *mapping, uint64_t offset, uint64_t size,
                                      bool cold) {
   const move_function usual = reader_of(mapping);
-  if (is_kept_from_direct(mapping, size))
-    return quay__mmap_read_buffered;
   if (cold || size < QUAY__MMAP_DIRECT_MIN || !quay__mmap_reads_cached(mapping))
     return usual;
   if (size >= CACHED_MIN || is_cached_piece(size))
     return read_large;
-  const bool there = mapping->direct_file >= 0 && quay__mmap_is_cached(mapping, offset, size);
+  if (is_kept_from_direct(mapping, size))
+    return quay__mmap_read_buffered;
+  const bool there = may_be_direct(mapping, true) && quay__mmap_is_cached(mapping, offset, size);
   return there ? quay__mmap_read_buffered : usual;
 }
 
 static uint64_t cold_piece_of(const quay__mapping *mapping, uint64_t size, uint32_t threads) {
-  if (mapping->direct_file < 0)
+  const bool tries = mapping->direct_use == QUAY__DIRECT_IF_FASTER &&
+                     quay__disk_verdict_of(mapping->device) != QUAY__DISK_DIRECT;
+  if (mapping->direct_file < 0 || tries)
     return COLD_PIECE;
   const uint64_t several = quay__align_down(size / (4 * (uint64_t)threads), DIRECT_PIECE_MIN);
   return quay__min(quay__max(several, DIRECT_PIECE_MIN), DIRECT_PIECE_MAX);
@@ -263,14 +274,17 @@ static quay_status transfer_cold_piece(void *context, uint64_t index) {
   quay__stripe_release(job);
   (void)index;
   const uint64_t start = at == 0 ? 0 : job->head + at;
-  return transfer_range(job, start, job->head + at + size - start);
+  const bool before = quay__thread_reads_disk;
+  quay__thread_reads_disk = true;
+  const quay_status status = transfer_range(job, start, job->head + at + size - start);
+  quay__thread_reads_disk = before;
+  return status;
 }
 
 /* Bytes up to where pieces should begin: a page of the destination, or for direct I/O a place in
  * the file that it can start from. */
 static uint64_t head_of(const transfer *job) {
-  const bool direct =
-      job->mapping->direct_file >= 0 && (job->cold || !job->mapping->direct_by_size);
+  const bool direct = may_be_direct(job->mapping, job->cold);
   const uint64_t alignment = direct ? job->mapping->direct_offset_alignment : quay__os_page_size();
   const uint64_t place = direct ? job->offset : (uintptr_t)job->memory;
   return (alignment - (place & (alignment - 1))) & (alignment - 1);
@@ -499,7 +513,7 @@ static quay_status bounce_together(const within *job) {
  * direct I/O is not to fill the page cache. */
 static bool bounces(const quay__mapping *to, const quay__mapping *from) {
   return (to->access == QUAY__ACCESS_GUARDED && from->access == QUAY__ACCESS_GUARDED) ||
-         (from->direct_file >= 0 && !from->direct_by_size);
+         (from->direct_file >= 0 && from->direct_use == QUAY__DIRECT_ASKED);
 }
 
 /* One side is moved by a call that names the other side's memory and, since it is the kernel that

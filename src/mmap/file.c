@@ -58,6 +58,13 @@ quay_status quay_map_file(const char *path, const quay_map_options *options,
                           "map it read only, or without direct I/O",
                           path);
   }
+  if (chosen.direct && chosen.buffered) {
+    return quay_error_set(
+        QUAY_STATUS_INVALID_ARGUMENT, QUAY__MMAP_NAME, 0, NULL,
+        "mapping '%s' both with direct I/O and always through the page cache: set "
+        "`direct` or `buffered`, or neither",
+        path);
+  }
   quay__mapping *mapping = NULL;
   uint64_t length = 0;
   QUAY_TRY(quay__mapping_open(path, &chosen, &mapping, &length));

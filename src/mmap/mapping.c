@@ -23,8 +23,8 @@
 #define BLOCK_FILE_MIN_SIZE ((uint64_t)1 << 20)
 #define BLOCK_FILES_MAX     256u
 
-/* Smaller files are not asked about. */
-#define LEAST_TOO_LARGE ((uint64_t)256 << 20)
+/* Smaller files are read with direct I/O only if the program asks for it. */
+#define DIRECT_FILE_MIN ((uint64_t)256 << 20)
 
 /* Guarded by QUAY__LOCK_MAPPINGS. */
 static quay__mapping *buckets[BUCKET_COUNT];
@@ -113,14 +113,15 @@ static quay__mapping **bucket_of(dev_t device, ino_t inode) {
   return &buckets[hash >> 56];
 }
 
-/* As the program wants it. */
-static bool is_direct(const quay__mapping *mapping) {
-  return mapping->direct_file >= 0 && !mapping->direct_by_size;
+/* What the program wants: to one that left the choice, both others that did are the same. */
+static quay__direct_use wish_of(const quay__mapping *mapping) {
+  const quay__direct_use use = mapping->direct_use;
+  return use == QUAY__DIRECT_LARGE ? QUAY__DIRECT_IF_FASTER : use;
 }
 
 static bool same_key(const quay__mapping *a, const quay__mapping *b) {
   return a->device == b->device && a->inode == b->inode && a->mode == b->mode &&
-         is_direct(a) == is_direct(b);
+         wish_of(a) == wish_of(b);
 }
 
 static void unlist(quay__mapping *mapping) {
@@ -209,8 +210,21 @@ static void open_direct(quay__mapping *mapping) {
  * files with it. */
 static bool is_too_large_to_keep(const quay__mapping *mapping) {
   uint64_t total = 0, available = 0;
-  return mapping->file_size >= LEAST_TOO_LARGE && quay__os_memory_info(&total, &available) == 0 &&
+  return mapping->file_size >= DIRECT_FILE_MIN && quay__os_memory_info(&total, &available) == 0 &&
          mapping->file_size > available;
+}
+
+static quay__direct_use direct_use_of(const quay__mapping *mapping,
+                                      const quay_map_options *options) {
+  if (options->buffered || options->mode != QUAY_MAP_READ_ONLY)
+    return QUAY__DIRECT_NEVER;
+  if (options->direct)
+    return QUAY__DIRECT_ASKED;
+  return is_too_large_to_keep(mapping) ? QUAY__DIRECT_LARGE : QUAY__DIRECT_IF_FASTER;
+}
+
+static bool is_worth_direct(const quay__mapping *mapping) {
+  return mapping->direct_use == QUAY__DIRECT_ASKED || mapping->file_size >= DIRECT_FILE_MIN;
 }
 
 static quay_status map_range(quay__mapping *mapping, uint64_t offset, uint64_t length) {
@@ -341,9 +355,9 @@ quay_status quay__mapping_open(const char *path, const quay_map_options *options
     goto fail;
   if (check_window(mapping, options->offset, &length) != QUAY_OK)
     goto fail;
-  if (options->mode == QUAY_MAP_READ_ONLY && (options->direct || is_too_large_to_keep(mapping)))
+  mapping->direct_use = direct_use_of(mapping, options);
+  if (mapping->direct_use != QUAY__DIRECT_NEVER && is_worth_direct(mapping))
     open_direct(mapping);
-  mapping->direct_by_size = !options->direct && mapping->direct_file >= 0;
   QUAY_TRY(mapping_finish(mapping, options->offset, length, out_mapping));
   *out_length = length;
   return QUAY_OK;

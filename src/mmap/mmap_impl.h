@@ -17,6 +17,15 @@ typedef enum quay__mapping_access {
   QUAY__ACCESS_PLAIN,   /* through the mapping: nobody else can take its pages away */
 } quay__mapping_access;
 
+/* Which of a file's ranges that are not in the page cache are read with direct I/O. */
+typedef enum quay__direct_use {
+  QUAY__DIRECT_NEVER,     /* none: the program wants them in the page cache */
+  QUAY__DIRECT_IF_FASTER, /* large ones of a disk that is read so much faster that way; see disk.c
+                           */
+  QUAY__DIRECT_LARGE, /* large ones: the page cache can't keep the file. Others are wanted again */
+  QUAY__DIRECT_ASKED, /* all that are large enough for it: the program wants that */
+} quay__direct_use;
+
 /* Whether the file can be leased; see lease.c. */
 typedef enum quay__lease_state {
   QUAY__LEASE_UNKNOWN,
@@ -38,9 +47,7 @@ typedef struct quay__mapping {
   quay__mapping_access access;
   int file;        /* -1: none */
   int direct_file; /* opened for direct I/O; -1: none */
-  /* Nobody asked for it: the page cache can't keep the file. For large ranges that it does not have
-   * alone; others may be wanted again. */
-  bool direct_by_size;
+  quay__direct_use direct_use;
   uint64_t direct_offset_alignment;
   uint64_t direct_memory_alignment;
   unsigned char *address; /* NULL: nothing is mapped */
@@ -168,6 +175,27 @@ int quay__mmap_read_buffered(const quay__mapping *mapping, uint64_t offset, unsi
                              uint64_t size);
 int quay__mmap_read_file(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
                          uint64_t size);
+
+/* disk.c */
+
+typedef enum quay__disk_verdict {
+  QUAY__DISK_UNDECIDED,
+  QUAY__DISK_BUFFERED,
+  QUAY__DISK_DIRECT
+} quay__disk_verdict;
+quay__disk_verdict quay__disk_verdict_of(dev_t device);
+
+/* How to read a piece of a large range that is not in the page cache, of a mapping that is
+ * QUAY__DIRECT_IF_FASTER; and how long that took. */
+typedef struct quay__disk_piece {
+  dev_t device;
+  uint64_t size;
+  uint64_t since; /* nanoseconds */
+  bool direct;
+  bool measured;
+} quay__disk_piece;
+quay__disk_piece quay__disk_begin(dev_t device, uint64_t size);
+void quay__disk_end(const quay__disk_piece *piece, bool failed);
 
 /* read.c */
 

@@ -7,6 +7,7 @@
 #include "core/checked.h"
 #include "core/lock.h"
 #include "core/os.h"
+#include "core/thread.h"
 #include "mmap/mmap_impl.h"
 
 #define BOUNCE_SIZE ((uint64_t)1 << 20)
@@ -78,11 +79,8 @@ static int read_direct_bounced(const quay__mapping *mapping, uint64_t offset, un
   return error;
 }
 
-int quay__mmap_read_file(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
-                         uint64_t size) {
-  if (mapping->direct_file < 0 || size < QUAY__MMAP_DIRECT_MIN) {
-    return quay__mmap_read_buffered(mapping, offset, memory, size);
-  }
+static int read_direct(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                       uint64_t size) {
   const uint64_t alignment = mapping->direct_offset_alignment;
   const uint64_t head = quay__min((alignment - (offset & (alignment - 1))) & (alignment - 1), size);
   const uint64_t middle = quay__align_down(size - head, alignment);
@@ -96,4 +94,24 @@ int quay__mmap_read_file(const quay__mapping *mapping, uint64_t offset, unsigned
     return error;
   return quay__mmap_read_buffered(mapping, offset + head + middle, memory + head + middle,
                                   size - head - middle);
+}
+
+/* As quickly as the disk allows, as far as that is known; and finds out. */
+static int read_measured(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                         uint64_t size) {
+  const quay__disk_piece piece = quay__disk_begin(mapping->device, size);
+  const int error = piece.direct ? read_direct(mapping, offset, memory, size)
+                                 : quay__mmap_read_buffered(mapping, offset, memory, size);
+  quay__disk_end(&piece, error != 0);
+  return error;
+}
+
+int quay__mmap_read_file(const quay__mapping *mapping, uint64_t offset, unsigned char *memory,
+                         uint64_t size) {
+  if (mapping->direct_file < 0 || size < QUAY__MMAP_DIRECT_MIN)
+    return quay__mmap_read_buffered(mapping, offset, memory, size);
+  if (mapping->direct_use != QUAY__DIRECT_IF_FASTER)
+    return read_direct(mapping, offset, memory, size);
+  return quay__thread_reads_disk ? read_measured(mapping, offset, memory, size)
+                                 : quay__mmap_read_buffered(mapping, offset, memory, size);
 }

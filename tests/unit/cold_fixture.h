@@ -43,6 +43,7 @@ static struct {
   atomic_int direct, buffered;    /* calls of pread() for as much as direct I/O is for */
   atomic_int small;               /* for less */
   atomic_int direct_lasts;        /* milliseconds at least that a direct one takes */
+  atomic_int buffered_lasts;      /* and that another large one does */
   atomic_int in_direct;           /* threads */
   atomic_uint_fast64_t farthest;  /* place that a thread's first such call was for */
   atomic_uint_fast64_t available; /* of the machine's memory, in bytes; 0: the truth */
@@ -123,6 +124,8 @@ WRAP(ssize_t, pread, (int file, void *buffer, size_t size, uint64_t offset)) {
     atomic_fetch_add(&fake.small, 1);
   wait_for_readers();
   wait_for_device(direct);
+  if (!direct && size >= 64 * KIB)
+    usleep(1000 * (unsigned)atomic_load(&fake.buffered_lasts));
   errno = atomic_load(&fake.read_error);
   const ssize_t got = errno != 0 ? -1 : __real_quay__os_pread(file, buffer, size, offset);
   atomic_fetch_sub(&fake.readers, 1);
@@ -155,6 +158,54 @@ static inline quay_buffer *map_direct(const char *path) {
   need_direct(path);
   TEST_OK(quay_map_file(path, &(quay_map_options){.direct = true}, &file));
   return file;
+}
+
+/* What is read of a file that is large enough before it is known which way is the faster one. */
+#define LARGE_SIZE (260 * MIB + 777) /* the end without data */
+#define TRIAL      (128 * MIB)
+#define LARGE_DATA (TRIAL + 42 * MIB)
+
+static inline quay_buffer *map_large(void) {
+  const char *path = test_file("large", LARGE_DATA, 3);
+  test_truncate(path, LARGE_SIZE);
+  need_direct(path);
+  const int file = open(path, O_RDONLY);
+  cr_assert_eq(fsync(file), 0); /* else direct reading would write it to the disk first */
+  close(file);
+  return test_map(path, QUAY_MAP_READ_ONLY);
+}
+
+static inline void forget_reads(void) {
+  atomic_store(&fake.direct, 0);
+  atomic_store(&fake.buffered, 0);
+}
+
+static inline void read_region(quay_buffer *file, quay_allocator *to, uint64_t offset,
+                               uint64_t size) {
+  quay_buffer *there = test_buffer(to, size, 9);
+  TEST_OK(quay_buffer_copy_region(there, 0, file, offset, size, NULL));
+  cr_assert(test_buffer_is(there, offset, 3));
+  quay_buffer_release(there);
+}
+
+/* The first copy has both ways, the next one that which is `direct` or not. */
+static inline void check_choice(quay_allocator *to, int buffered_lasts, int direct_lasts,
+                                bool direct) {
+  quay_buffer *file = map_large();
+  atomic_store(&fake.mincore, NONE_THERE);
+  atomic_store(&fake.buffered_lasts, buffered_lasts);
+  atomic_store(&fake.direct_lasts, direct_lasts);
+  read_region(file, to, 4096, TRIAL + 40 * MIB + 5);
+  cr_assert_geq(atomic_load(&fake.buffered), 60);
+  cr_assert_geq(atomic_load(&fake.direct), 60);
+  forget_reads();
+  atomic_store(&fake.buffered_lasts, 0);
+  atomic_store(&fake.direct_lasts, 0);
+  read_region(file, to, 991, 40 * MIB + 991);
+  const int other = atomic_load(direct ? &fake.buffered : &fake.direct);
+  cr_assert_eq(other, 0, "%d reads in the slower way", other);
+  cr_assert_geq(atomic_load(direct ? &fake.direct : &fake.buffered), 10);
+  quay_buffer_release(file);
 }
 
 static inline quay_buffer *map_one(const char *path, bool direct) {

@@ -178,6 +178,20 @@ Test(cuda_cold, large_copies_of_a_file_that_the_page_cache_cannot_keep_are_read_
   quay_buffer_release(file);
 }
 
+static void check_staged_choice(int buffered_lasts, int direct_lasts, bool direct) {
+  quay_allocator *device = open_spec("cuda:0");
+  check_choice(device, buffered_lasts, direct_lasts, direct);
+  quay_allocator_release(device);
+}
+
+Test(cuda_cold, direct_io_is_taken_by_itself_where_it_is_far_faster, .timeout = 120) {
+  check_staged_choice(60, 5, true);
+}
+
+Test(cuda_cold, the_page_cache_is_filled_where_that_is_faster, .timeout = 120) {
+  check_staged_choice(0, 30, false);
+}
+
 /* Odd places and sizes on both sides; what is around them stays. */
 static void check_odd(const sides *both, uint64_t from, uint64_t to, uint64_t size) {
   unsigned char *bytes = malloc(SIZE);

@@ -143,7 +143,9 @@ Test(mmap_cold, each_of_two_threads_reads_a_half_of_what_is_told_of_at_a_time) {
   const uint64_t size = 300 * MIB;
   setenv("QUAY_COPY_THREADS", "2", 1);
   atomic_store(&fake.mincore, NONE_THERE);
-  quay_buffer *file = test_map(test_sparse_file("a", size), QUAY_MAP_READ_ONLY);
+  quay_buffer *file = NULL;
+  const quay_map_options mapping = {.buffered = true};
+  TEST_OK(quay_map_file(test_sparse_file("a", size), &mapping, &file));
   quay_buffer *memory = test_buffer(NULL, size, 4);
   int calls = 0;
   const quay_copy_options options = {.progress = count_calls, .progress_user = &calls};
@@ -318,6 +320,82 @@ Test(mmap_cold, private_mappings_of_it_are_read_as_ever) {
   copy_of_huge(file, NULL, 77, HUGE_DATA - 77);
   cr_assert_eq(atomic_load(&fake.direct), 0);
   quay_buffer_release(file);
+}
+
+/* Which way is faster. */
+
+Test(mmap_cold, direct_io_is_taken_by_itself_where_it_is_far_faster, .timeout = 120) {
+  check_choice(NULL, 60, 5, true);
+}
+
+Test(mmap_cold, the_page_cache_is_filled_where_that_is_faster, .timeout = 120) {
+  check_choice(NULL, 0, 30, false);
+}
+
+Test(mmap_cold, and_where_direct_io_is_not_twice_as_fast, .timeout = 120) {
+  check_choice(NULL, 60, 40, false);
+}
+
+static quay_buffer *large_with(const quay_map_options *options) {
+  quay_buffer_release(map_large());
+  quay_buffer *file = NULL;
+  TEST_OK(quay_map_file(test_path("large"), options, &file));
+  atomic_store(&fake.mincore, NONE_THERE);
+  return file;
+}
+
+Test(mmap_cold, whoever_wants_the_page_cache_filled_has_it, .timeout = 120) {
+  quay_buffer *file = large_with(&(quay_map_options){.buffered = true});
+  atomic_store(&fake.buffered_lasts, 20);
+  read_region(file, NULL, 0, TRIAL);
+  cr_assert_eq(atomic_load(&fake.direct), 0);
+  quay_buffer_release(file);
+  atomic_store(&fake.available, LARGE_SIZE - 1);
+  TEST_OK(quay_map_file(test_path("large"), &(quay_map_options){.buffered = true}, &file));
+  read_region(file, NULL, 0, 20 * MIB);
+  cr_assert_eq(atomic_load(&fake.direct), 0);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, smaller_files_and_what_is_there_take_no_part, .timeout = 120) {
+  quay_buffer *file = test_map(test_file("small", TRIAL, 3), QUAY_MAP_READ_ONLY);
+  atomic_store(&fake.mincore, NONE_THERE);
+  read_region(file, NULL, 0, TRIAL);
+  quay_buffer_release(file);
+  file = map_large();
+  atomic_store(&fake.mincore, ALL_THERE);
+  read_region(file, NULL, 0, TRIAL);
+  atomic_store(&fake.mincore, NONE_THERE);
+  for (uint64_t offset = 0; offset < 140 * MIB; offset += 7 * MIB)
+    read_region(file, NULL, offset, 7 * MIB);
+  cr_assert_eq(atomic_load(&fake.direct), 0);
+  quay_buffer_release(file);
+}
+
+Test(mmap_cold, an_error_while_it_is_found_out_is_told_and_forgotten, .timeout = 120) {
+  quay_buffer *file = map_large();
+  unsigned char *memory = malloc(TRIAL);
+  atomic_store(&fake.mincore, NONE_THERE);
+  atomic_store(&fake.read_error, EIO);
+  quay_buffer *window = NULL;
+  TEST_OK(quay_buffer_view(file, 0, TRIAL, &window));
+  for (int i = 0; i < 100; i++) {
+    test_expect_error(quay_buffer_copy_out(window, memory, TRIAL), QUAY_STATUS_IO, "EIO",
+                      "reading");
+  }
+  quay_buffer_release(window);
+  quay_buffer_release(file);
+  free(memory);
+  atomic_store(&fake.read_error, 0);
+  forget_reads();
+  check_choice(NULL, 60, 5, true);
+}
+
+Test(mmap_cold, both_at_once_are_refused) {
+  quay_buffer *file = NULL;
+  const quay_map_options options = {.direct = true, .buffered = true};
+  test_expect_error(quay_map_file(test_file("a", 100, 1), &options, &file),
+                    QUAY_STATUS_INVALID_ARGUMENT, "", "buffered");
 }
 
 Test(mmap_cold, no_more_threads_wait_for_a_disk_than_the_environment_allows) {
