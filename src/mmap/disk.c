@@ -31,11 +31,12 @@ enum {
   WAYS
 };
 
-typedef struct disk {
+struct quay__disk {
   dev_t device;
   bool decided, direct;
   way ways[WAYS];
-} disk;
+};
+typedef struct quay__disk disk;
 
 /* Guarded by QUAY__LOCK_DISKS. */
 static disk disks[DISKS];
@@ -71,7 +72,7 @@ quay__disk_verdict quay__disk_verdict_of(dev_t device) {
 }
 
 quay__disk_piece quay__disk_begin(dev_t device, uint64_t size) {
-  quay__disk_piece piece = {.device = device, .size = size};
+  quay__disk_piece piece = {.size = size};
   quay__global_acquire(QUAY__LOCK_DISKS);
   disk *const found = disk_of(device);
   if (found != NULL && found->decided) {
@@ -79,10 +80,10 @@ quay__disk_piece quay__disk_begin(dev_t device, uint64_t size) {
   } else if (found != NULL) {
     piece.direct = is_full(found->ways[BUFFERED].begun) && !is_full(found->ways[DIRECT].begun);
     found->ways[piece.direct ? DIRECT : BUFFERED].begun += size;
-    piece.measured = true;
+    piece.disk = found;
   }
   quay__global_release(QUAY__LOCK_DISKS);
-  if (piece.measured)
+  if (piece.disk != NULL)
     piece.since = quay__os_nanoseconds();
   return piece;
 }
@@ -117,11 +118,11 @@ static void tell(const disk *all) {
 }
 
 void quay__disk_end(const quay__disk_piece *piece, bool failed) {
-  if (!piece->measured)
+  disk *const all = piece->disk;
+  if (all == NULL)
     return;
   const uint64_t took = quay__os_nanoseconds() - piece->since;
   quay__global_acquire(QUAY__LOCK_DISKS);
-  disk *const all = disk_of(piece->device); /* it was there */
   way *const own = &all->ways[piece->direct ? DIRECT : BUFFERED];
   const bool before = all->decided;
   if (failed) {

@@ -188,11 +188,10 @@ quay__disk_verdict quay__disk_verdict_of(dev_t device);
 /* How to read a piece of a large range that is not in the page cache, of a mapping that is
  * QUAY__DIRECT_IF_FASTER; and how long that took. */
 typedef struct quay__disk_piece {
-  dev_t device;
+  struct quay__disk *disk; /* that it counts for; NULL: none */
   uint64_t size;
   uint64_t since; /* nanoseconds */
   bool direct;
-  bool measured;
 } quay__disk_piece;
 quay__disk_piece quay__disk_begin(dev_t device, uint64_t size);
 void quay__disk_end(const quay__disk_piece *piece, bool failed);
