@@ -184,9 +184,7 @@ fail:
 quay_status quay__atomic_file_write(const quay__atomic_file *file, uint64_t offset,
                                     const void *data, uint64_t size) {
   uint64_t end;
-  /* Beyond the process's limit the kernel would send SIGXFSZ. */
-  if (!quay__add(offset, size, &end) ||
-      end > quay__min(INT64_MAX, quay__os_limit(QUAY__OS_FILE_SIZE))) {
+  if (!quay__add(offset, size, &end) || end > INT64_MAX) {
     return quay__fail_errno(QUAY_STATUS_IO, "", EFBIG,
                             "cannot write %" PRIu64 " bytes at offset %" PRIu64 " of '%s'", size,
                             offset, file->target);

@@ -144,6 +144,10 @@ ssize_t quay__os_pread_cached(int file, void *buffer, size_t size, uint64_t offs
 }
 
 ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offset) {
+  if (offset + size > quay__os_limit(QUAY__OS_FILE_SIZE)) {
+    errno = EFBIG; /* and no SIGXFSZ, as above */
+    return -1;
+  }
   return RETRY(pwrite(file, buffer, size, (off_t)offset));
 }
 

@@ -45,6 +45,8 @@ ssize_t quay__os_pread(int file, void *buffer, size_t size, uint64_t offset);
 /* The same for what is in the page cache, without waiting: short, or -1 with EAGAIN, where it is
  * not. EOPNOTSUPP or ENOSYS where the file system or kernel can't tell. */
 ssize_t quay__os_pread_cached(int file, void *buffer, size_t size, uint64_t offset);
+/* As pwrite(2), but all or nothing of what would end beyond the process's limit: EFBIG, and no
+ * SIGXFSZ. */
 ssize_t quay__os_pwrite(int file, const void *buffer, size_t size, uint64_t offset);
 /* Whether nothing was ever written to the range; false where the system can't tell. Moves the
  * descriptor's own position. */

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/os.h"
 
 /* The thread's error, and where errors go while it is shielded. */
 static _Thread_local quay__error_state states[2];
@@ -167,6 +168,20 @@ quay_status quay__status_of_errno(int error_number) {
   return error_number == ENOMEM ? QUAY_STATUS_OUT_OF_HOST_MEMORY : QUAY_STATUS_IO;
 }
 
+/* What of the process's own limits may be the reason; "" if none is set. */
+static void limit_text(int error_number, char *text, size_t size) {
+  const bool addresses = error_number == ENOMEM;
+  const uint64_t limit = addresses               ? quay__os_limit(QUAY__OS_ADDRESSES)
+                         : error_number == EFBIG ? quay__os_limit(QUAY__OS_FILE_SIZE)
+                                                 : UINT64_MAX;
+  *text = '\0';
+  if (limit != UINT64_MAX) {
+    snprintf(text, size, "; the process may %s %llu bytes (%s)",
+             addresses ? "have addresses for" : "write files of", (unsigned long long)limit,
+             addresses ? "RLIMIT_AS, ulimit -v" : "RLIMIT_FSIZE, ulimit -f");
+  }
+}
+
 quay_status quay__fail_errno(quay_status status, const char *backend, int error_number,
                              const char *format, ...) {
   char text[QUAY_ERROR_MESSAGE_SIZE];
@@ -176,10 +191,11 @@ quay_status quay__fail_errno(quay_status status, const char *backend, int error_
   va_end(arguments);
   if (length < 0)
     copy_text(text, sizeof text, format);
-  char reason[128];
+  char reason[128], limit[128];
   const char *name = quay__errno_name(error_number);
-  return quay_error_set(status, backend, error_number, name, "%s: %s (%s)", text,
-                        strerror_r(error_number, reason, sizeof reason), name);
+  limit_text(error_number, limit, sizeof limit);
+  return quay_error_set(status, backend, error_number, name, "%s: %s (%s)%s", text,
+                        strerror_r(error_number, reason, sizeof reason), name, limit);
 }
 
 void quay__error_out_of_memory(uint64_t size, const char *what) {

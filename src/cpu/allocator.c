@@ -57,14 +57,6 @@ static uint64_t whole_pages(uint64_t size) {
 
 static quay_status fail_alloc(uint64_t size, uint64_t alignment, int error_number) {
   uint64_t total, available;
-  const uint64_t addresses = quay__os_limit(QUAY__OS_ADDRESSES);
-  if (addresses != UINT64_MAX) {
-    return quay__fail_errno(QUAY_STATUS_OUT_OF_HOST_MEMORY, "cpu", error_number,
-                            "can't allocate %llu bytes of host memory, aligned to %llu: the "
-                            "process is limited to %llu bytes of addresses (RLIMIT_AS, ulimit -v)",
-                            (unsigned long long)size, (unsigned long long)alignment,
-                            (unsigned long long)addresses);
-  }
   if (quay__os_memory_info(&total, &available) != 0) {
     return quay__fail_errno(QUAY_STATUS_OUT_OF_HOST_MEMORY, "cpu", error_number,
                             "can't allocate %llu bytes of host memory, aligned to %llu",

@@ -177,6 +177,12 @@ class Signals(ProgramTest):
     def test_the_end_of_processor_time_leaves_no_temporary_file(self):
         self.check(signal.SIGXCPU)
 
+    def test_others_that_end_a_program(self):
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF,
+                       signal.SIGIO, signal.SIGPWR):
+            with self.subTest(number=number):
+                self.check(number)
+
     def test_hangup_leaves_no_temporary_file(self):
         self.check(signal.SIGHUP)
 

@@ -84,6 +84,11 @@ class Matrix(ProgramTest):
         svg = os.path.join(self.folder, "nowhere", "map.svg")
         message = self.fail_with("matrix", "--between", "cpu", "--size", "9", "--svg", svg)
         self.assertIn("No such file", message)
+        self.assertEqual(os.listdir(self.folder), [])
+        os.mkfifo(self.path("fifo"))
+        message = self.fail_with("matrix", "--between", "cpu", "--svg", self.path("fifo"), timeout=60)
+        self.assertIn("FIFO", message)
+        self.assertIn("a directory", self.fail_with("matrix", "--svg", self.folder))
         message = self.misuse("matrix", "--svg", "-")
         self.assertIn("./-", message)
 

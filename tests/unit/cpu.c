@@ -394,7 +394,7 @@ Test(cpu, a_limit_of_the_process_is_named_where_memory_runs_out) {
   const quay_status status = quay_allocator_alloc(allocator, UINT64_C(65) << 40, NULL, &raw);
   cr_assert_eq(setrlimit(RLIMIT_AS, &before), 0);
   cr_assert_eq(status, QUAY_STATUS_OUT_OF_HOST_MEMORY);
-  cr_assert_not_null(strstr(quay_last_error()->message, "limited to 70368744177664 bytes"), "%s",
+  cr_assert_not_null(strstr(quay_last_error()->message, "addresses for 70368744177664 bytes"), "%s",
                      quay_last_error()->message);
   quay_allocator_release(allocator);
 }

@@ -291,6 +291,8 @@ Test(save, a_file_beyond_the_process_s_limit_is_an_error_and_no_signal) {
   const struct rlimit limit = {.rlim_cur = MIB, .rlim_max = before.rlim_max};
   cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
   test_expect_error(quay_buffer_save(buffer, path, NULL), QUAY_STATUS_IO, "EFBIG", "is as it was");
+  cr_assert_not_null(strstr(quay_last_error()->message, "files of 1048576 bytes"), "%s",
+                     quay_last_error()->message);
   test_expect_error(quay_file_create(test_path("new"), MIB + 1, NULL, &made), QUAY_STATUS_IO,
                     "EFBIG", test_path("new"));
   const quay_file_options replace = {.replace = true};
@@ -305,6 +307,52 @@ Test(save, a_file_beyond_the_process_s_limit_is_an_error_and_no_signal) {
   quay_buffer_release(made);
   quay_buffer_release(buffer);
   quay_allocator_release(blocks);
+}
+
+/* Also where the file is as large already: the kernel looks at the place alone. */
+Test(save, writes_beyond_the_process_s_limit_are_errors_and_no_signal) {
+  quay_buffer *file = test_map(test_file("a", 4 * MIB, 5), QUAY_MAP_SHARED), *window = NULL;
+  quay_buffer *bytes = test_buffer(NULL, 3 * MIB, 3);
+  TEST_OK(quay_buffer_view(file, MIB, 3 * MIB, &window));
+  struct rlimit before;
+  cr_assert_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
+  cr_assert_neq(signal(SIGXFSZ, SIG_DFL), SIG_ERR);
+  const struct rlimit limit = {.rlim_cur = MIB, .rlim_max = before.rlim_max};
+  cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  static const uint64_t sizes[] = {1, 1000, 64 * 1024, 3 * MIB};
+  for (size_t i = 0; i < 4; ++i) {
+    const quay_status status = quay_buffer_copy_region(window, 0, bytes, 0, sizes[i], NULL);
+    if (status != QUAY_OK) /* stores through the mapping, of large ranges, have no such limit */
+      test_expect_error(status, QUAY_STATUS_IO, "EFBIG", "RLIMIT_FSIZE");
+    cr_assert(sizes[i] > MIB || status == QUAY_STATUS_IO);
+  }
+  const uint8_t pattern = 7;
+  const quay_status filled = quay_buffer_fill(window, &pattern, 1);
+  cr_assert(filled == QUAY_OK || filled == QUAY_STATUS_IO);
+  cr_assert_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
+  quay_buffer_release(window);
+  quay_buffer_release(bytes);
+  quay_buffer_release(file);
+}
+
+Test(save, a_trace_that_meets_the_process_s_limit_does_not_end_it) {
+  quay_allocator *traced = NULL;
+  char spec[512];
+  snprintf(spec, sizeof spec, "trace:%s+cpu", test_path("log.csv"));
+  TEST_OK(quay_allocator_open(spec, &traced));
+  struct rlimit before;
+  cr_assert_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
+  cr_assert_neq(signal(SIGXFSZ, SIG_DFL), SIG_ERR);
+  const struct rlimit limit = {.rlim_cur = 20000, .rlim_max = before.rlim_max};
+  cr_assert_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
+  for (int i = 0; i < 5000; ++i) {
+    quay_raw_buffer raw;
+    TEST_OK(quay_allocator_alloc(traced, 100, NULL, &raw));
+    quay_raw_buffer_free(&raw);
+  }
+  quay_allocator_release(traced);
+  cr_assert_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
+  cr_assert_leq(test_file_size(test_path("log.csv")), 20000);
 }
 
 Test(save, leaks_no_descriptor_on_success_or_failure) {

@@ -42,7 +42,8 @@ static void ask_to_stop(int number) {
 /* Signals that would leave the temporary file behind. One that the parent has set to be ignored
  * (nohup) stays ignored. */
 static void catch_signals(void) {
-  static const int signals[] = {SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGXCPU};
+  static const int signals[] = {SIGINT,  SIGQUIT, SIGTERM,   SIGHUP,  SIGXCPU, SIGUSR1,
+                                SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,   SIGPWR};
   for (size_t i = 0; i < sizeof signals / sizeof signals[0]; ++i) {
     struct sigaction old;
     struct sigaction action = {.sa_handler = ask_to_stop, .sa_flags = SA_RESTART};

@@ -176,16 +176,19 @@ static exit_status print_as_text(const matrix_result *result) {
 
 static exit_status matrix(const matrix_options *options) {
   matrix_result result = {.size = options->size};
+  if (options->svg != NULL && matrix_can_draw(options->svg) != EXIT_DONE)
+    return EXIT_FAILED;
   exit_status status =
       options->between != NULL ? add_named(&result, options->between) : add_available(&result);
   if (status == EXIT_DONE && result.place_count != 0) {
     result.pairs = calloc(result.place_count * result.place_count, sizeof result.pairs[0]);
     status = result.pairs != NULL ? matrix_measure(&result) : fail_memory();
   }
-  if (status == EXIT_DONE && options->svg != NULL && !matrix_draw(&result, options->svg))
-    status = fail("cannot write '%s': %s", options->svg, strerror(errno));
   if (status == EXIT_DONE)
     status = options->json ? print_as_json(&result) : print_as_text(&result);
+  /* Last: what was measured is told, whatever becomes of the drawing. */
+  if (status == EXIT_DONE && options->svg != NULL)
+    status = matrix_draw(&result, options->svg);
   release(&result);
   return status;
 }
@@ -236,11 +239,6 @@ static exit_status parse(int argc, char **argv, matrix_options *out) {
     }
     if (option == BETWEEN)
       out->between = optarg;
-    if (option == SVG && strcmp(optarg, "-") == 0) {
-      return fail_usage(&command_matrix,
-                        "matrix: --svg writes a file, not standard output; one that is to be "
-                        "called '-' is './-'");
-    }
     if (option == SVG)
       out->svg = optarg;
     if (option == JSON)
@@ -249,6 +247,11 @@ static exit_status parse(int argc, char **argv, matrix_options *out) {
       return fail_usage(&command_matrix,
                         "matrix: '%s' is no size from 1 byte to 1024GiB, such as 64MiB", optarg);
     }
+  }
+  if (out->svg != NULL && strcmp(out->svg, "-") == 0) {
+    return fail_usage(&command_matrix,
+                      "matrix: --svg writes a file, not standard output; one that is to be "
+                      "called '-' is './-'");
   }
   if (optind < argc)
     return fail_usage(&command_matrix, "matrix: unexpected argument '%s'", argv[optind]);

@@ -5,6 +5,8 @@
 #include <quay/quay.h>
 #include <stddef.h>
 
+#include "program.h"
+
 #define MATRIX_LIMITS_MAX 64
 #define MATRIX_PLACES_MAX 64
 
@@ -35,7 +37,9 @@ typedef struct matrix_result {
   matrix_pair *pairs; /* from places[i] to places[j]: i * place_count + j */
 } matrix_result;
 
-/* Writes the heat map; false with errno set if that fails. */
-bool matrix_draw(const matrix_result *result, const char *path);
+/* Writes the heat map to a file, which appears whole or not at all. Failures are told. */
+exit_status matrix_draw(const matrix_result *result, const char *path);
+/* Whether it may be written there, before anything is measured. */
+exit_status matrix_can_draw(const char *path);
 
 #endif

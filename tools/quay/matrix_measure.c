@@ -160,11 +160,17 @@ static bool measure_file(matrix_result *result, raw_copy *copy) {
   return good;
 }
 
+static exit_status fail_size(uint64_t size) {
+  return fail("matrix: no memory for %" PRIu64 " bytes, of which several times as many are needed; "
+              "try a smaller --size",
+              size);
+}
+
 static exit_status measure_host(matrix_result *result, const unsigned char *bytes) {
   void *memory = NULL;
   const size_t alignment = 2 << 20;
   if (posix_memalign(&memory, alignment, result->size) != 0)
-    return fail_memory();
+    return fail_size(result->size);
   raw_copy copy = {.to = memory, .from = bytes, .size = result->size, .file = -1};
   const bool good = add_limit(result, "memcpy", measure(copy_memory, &copy, copy.size)) &&
                     measure_file(result, &copy);
@@ -356,7 +362,7 @@ static exit_status measure_pairs(matrix_result *result, const unsigned char *byt
 exit_status matrix_measure(matrix_result *result) {
   void *memory = NULL;
   if (posix_memalign(&memory, 2 << 20, result->size) != 0)
-    return fail_memory();
+    return fail_size(result->size);
   make_bytes(memory, result->size);
   exit_status status = measure_host(result, memory);
   if (status == EXIT_DONE)

@@ -1,6 +1,8 @@
 /* The heat map of quay matrix. */
 #include <stdio.h>
+#include <stdlib.h>
 
+#include "core/atomic_file.h"
 #include "matrix.h"
 #include "text.h"
 
@@ -103,11 +105,39 @@ static void write_all(FILE *file, const matrix_result *result) {
   fputs("</svg>\n", file);
 }
 
-bool matrix_draw(const matrix_result *result, const char *path) {
-  FILE *file = fopen(path, "w");
-  if (file == NULL)
-    return false;
-  write_all(file, result);
-  const bool written = ferror(file) == 0;
-  return fclose(file) == 0 && written;
+/* The text of the drawing, to be freed; NULL for want of memory. */
+static char *draw(const matrix_result *result, size_t *out_size) {
+  char *text = NULL;
+  FILE *stream = open_memstream(&text, out_size);
+  if (stream == NULL)
+    return NULL;
+  write_all(stream, result);
+  const bool written = ferror(stream) == 0;
+  if (fclose(stream) == 0 && written)
+    return text;
+  free(text);
+  return NULL;
+}
+
+exit_status matrix_draw(const matrix_result *result, const char *path) {
+  size_t size = 0;
+  char *text = draw(result, &size);
+  if (text == NULL)
+    return fail_memory();
+  quay__atomic_file file = QUAY__ATOMIC_FILE_NONE;
+  quay_status status = quay__atomic_file_begin(path, 0, &file);
+  if (status == QUAY_OK)
+    status = quay__atomic_file_write(&file, 0, text, size);
+  status = status == QUAY_OK ? quay__atomic_file_commit(&file, false)
+                             : quay__atomic_file_give_up(&file, status);
+  free(text);
+  return status == QUAY_OK ? EXIT_DONE : fail_quay();
+}
+
+exit_status matrix_can_draw(const char *path) {
+  quay__atomic_file file = QUAY__ATOMIC_FILE_NONE;
+  if (quay__atomic_file_begin(path, 0, &file) != QUAY_OK)
+    return fail_quay();
+  quay__atomic_file_abort(&file);
+  return EXIT_DONE;
 }
