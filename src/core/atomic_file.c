@@ -121,18 +121,30 @@ static char *directory_of(const char *target) {
   return directory;
 }
 
+static const char *name_of(const char *path) {
+  return strrchr(path, '/') + 1; /* absolute */
+}
+
 static quay_status create_temporary(const char *path, mode_t mode, quay__atomic_file *file) {
   char *directory = directory_of(file->target);
   if (directory == NULL)
     return QUAY_STATUS_OUT_OF_HOST_MEMORY;
   quay_status status = QUAY_OK;
+  file->directory = quay__os_open(directory, O_PATH | O_DIRECTORY, 0);
+  if (file->directory < 0) {
+    status =
+        quay__fail_errno(quay__status_of_errno(errno), "", errno,
+                         "cannot write '%s': its directory '%s' cannot be used", path, directory);
+    quay__os_free(directory);
+    return status;
+  }
   for (int attempt = 0; attempt < NAME_ATTEMPTS; ++attempt) {
     char name[64];
     snprintf(name, sizeof name, ".quay-%016" PRIx64 ".tmp", quay__os_random());
     status = join_path(directory, name, &file->temporary);
     if (status != QUAY_OK)
       break;
-    file->file = quay__os_open(file->temporary, O_RDWR | O_CREAT | O_EXCL, mode);
+    file->file = quay__os_open_at(file->directory, name, O_RDWR | O_CREAT | O_EXCL, mode);
     if (file->file >= 0)
       break;
     const int error_number = errno;
@@ -208,19 +220,13 @@ quay_status quay__atomic_file_write(const quay__atomic_file *file, uint64_t offs
 
 /* Opens the directory for its later fsync: before the rename, so that a failure changes nothing. */
 static quay_status open_directory(const quay__atomic_file *file, int *out_directory) {
-  char *path = directory_of(file->target);
-  if (path == NULL)
-    return QUAY_STATUS_OUT_OF_HOST_MEMORY;
-  *out_directory = quay__os_open(path, O_RDONLY | O_DIRECTORY, 0);
-  quay_status status = QUAY_OK;
-  if (*out_directory < 0) {
-    status = quay__fail_errno(quay__status_of_errno(errno), "", errno,
-                              "cannot write '%s': its directory cannot be opened, which "
-                              "synchronising it needs",
-                              file->target);
-  }
-  quay__os_free(path);
-  return status;
+  *out_directory = quay__os_open_at(file->directory, ".", O_RDONLY | O_DIRECTORY, 0);
+  if (*out_directory >= 0)
+    return QUAY_OK;
+  return quay__fail_errno(quay__status_of_errno(errno), "", errno,
+                          "cannot write '%s': its directory cannot be opened, which "
+                          "synchronising it needs",
+                          file->target);
 }
 
 /* After the rename. A file that was not there before is taken away again if this fails; one that
@@ -232,7 +238,8 @@ static quay_status sync_directory(const quay__atomic_file *file, int directory) 
   if (errno == EINVAL || errno == ENOTSUP)
     return QUAY_OK;
   const int error_number = errno;
-  const bool stays = file->replaces || quay__os_unlink(file->target) != 0;
+  const bool stays =
+      file->replaces || quay__os_unlink_at(file->directory, name_of(file->target)) != 0;
   return quay__fail_errno(QUAY_STATUS_IO, "", error_number,
                           "%s '%s'%s: its directory cannot be synchronised",
                           stays ? "the new" : "cannot write", file->target,
@@ -259,7 +266,7 @@ static quay_status put_in_place(quay__atomic_file *file, bool sync, int *out_dir
   file->file = -1;
   if (closed != 0)
     return quay__fail_errno(QUAY_STATUS_IO, "", errno, "cannot write '%s'", file->target);
-  if (quay__os_rename(file->temporary, file->target) != 0) {
+  if (quay__os_rename_at(file->directory, name_of(file->temporary), name_of(file->target)) != 0) {
     return quay__fail_errno(quay__status_of_errno(errno), "", errno,
                             "cannot put the finished file in the place of '%s'", file->target);
   }
@@ -293,10 +300,13 @@ void quay__atomic_file_abort(quay__atomic_file *file) {
   const int error_number = errno;
   if (file->file >= 0)
     quay__os_close(file->file);
-  if (file->temporary != NULL && quay__os_unlink(file->temporary) != 0) {
+  if (file->temporary != NULL &&
+      quay__os_unlink_at(file->directory, name_of(file->temporary)) != 0) {
     quay_log(QUAY_LOG_ERROR, "the temporary file '%s' is left behind: %s", file->temporary,
              quay__errno_name(errno));
   }
+  if (file->directory >= 0)
+    quay__os_close(file->directory);
   quay__os_free(file->temporary);
   quay__os_free(file->target);
   *file = none;

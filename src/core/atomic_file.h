@@ -13,16 +13,17 @@
 /* The functions are exported: the safetensors component and the program use them, which are apart
  * from the library in a shared build. */
 
-/* A file being written. All zero but for `file` == -1: none. */
+/* A file being written. All zero but for descriptors of -1: none. */
 typedef struct quay__atomic_file {
   int file;        /* descriptor of the temporary file, open for reading and writing */
-  char *target;    /* absolute, symbolic links resolved */
-  char *temporary; /* absolute, in the same directory */
+  int directory;   /* of the target's directory, which may be renamed meanwhile */
+  char *target;    /* absolute, symbolic links resolved; as it was in the beginning */
+  char *temporary; /* the same, in the same directory */
   bool replaces;   /* there was a file before */
 } quay__atomic_file;
 
 #define QUAY__ATOMIC_FILE_NONE \
-  { .file = -1 }
+  { .file = -1, .directory = -1 }
 
 /* Starts a file that is to become `path`. A symbolic link is followed: the file that it names is
  * replaced. `permissions` are as in quay_save_options. On error nothing is left behind and

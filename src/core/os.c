@@ -211,12 +211,16 @@ int quay__os_fchmod(int file, mode_t mode) {
   return RETRY(fchmod(file, mode));
 }
 
-int quay__os_rename(const char *from, const char *to) {
-  return rename(from, to);
+int quay__os_open_at(int directory, const char *name, int flags, mode_t mode) {
+  return RETRY(openat(directory, name, flags | O_CLOEXEC, mode));
 }
 
-int quay__os_link(const char *from, const char *to) {
-  return linkat(AT_FDCWD, from, AT_FDCWD, to, AT_SYMLINK_FOLLOW);
+int quay__os_rename_at(int directory, const char *from, const char *to) {
+  return renameat(directory, from, directory, to);
+}
+
+int quay__os_unlink_at(int directory, const char *name) {
+  return unlinkat(directory, name, 0);
 }
 
 int quay__os_unlink(const char *path) {

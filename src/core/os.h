@@ -67,9 +67,11 @@ int quay__os_lease_end(int file);
 /* The type of the file system, as statfs() has it; 0 where the system does not tell. */
 uint64_t quay__os_file_system(int file);
 int quay__os_fchmod(int file, mode_t mode);
-int quay__os_rename(const char *from, const char *to);
-int quay__os_link(const char *from, const char *to); /* EEXIST if `to` exists; follows links */
 int quay__os_unlink(const char *path);
+/* Names in an open directory, wherever that is by now. */
+int quay__os_open_at(int directory, const char *name, int flags, mode_t mode);
+int quay__os_rename_at(int directory, const char *from, const char *to);
+int quay__os_unlink_at(int directory, const char *name);
 char *quay__os_realpath(const char *path); /* freed with quay__os_free() */
 
 /* Copies of the process's own memory that answer EFAULT instead of raising SIGBUS or SIGSEGV. A

@@ -98,8 +98,10 @@ WRAP(ssize_t, quay__os_pwrite, -1, ENOSPC,
 WRAP(int, quay__os_fsync, -1, EIO, (int file), (file))
 WRAP(int, quay__os_fdatasync, -1, EIO, (int file), (file))
 WRAP(int, quay__os_fchmod, -1, EPERM, (int file, mode_t mode), (file, mode))
-WRAP(int, quay__os_rename, -1, EACCES, (const char *from, const char *to), (from, to))
-WRAP(int, quay__os_link, -1, EACCES, (const char *from, const char *to), (from, to))
+WRAP(int, quay__os_open_at, -1, EMFILE, (int directory, const char *name, int flags, mode_t mode),
+     (directory, name, flags, mode))
+WRAP(int, quay__os_rename_at, -1, EACCES, (int directory, const char *from, const char *to),
+     (directory, from, to))
 WRAP(char *, quay__os_realpath, NULL, ENOMEM, (const char *path), (path))
 WRAP(ssize_t, quay__os_read_own_memory, -1, ENOSYS,
      (void *destination, const void *source, size_t size), (destination, source, size))

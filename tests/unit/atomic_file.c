@@ -276,6 +276,25 @@ Test(atomic_file, a_commit_that_fails_says_that_the_old_file_is_as_it_was) {
   expect_text("old", "old");
 }
 
+Test(atomic_file, a_directory_that_is_renamed_meanwhile_gets_the_file_and_keeps_no_temporary_one) {
+  cr_assert_eq(mkdir("before", 0755), 0);
+  for (int commits = 0; commits < 2; ++commits) {
+    quay__atomic_file file;
+    cr_assert_eq(quay__atomic_file_begin("before/new", 0, &file), QUAY_OK);
+    cr_assert_eq(rename("before", "after"), 0);
+    cr_assert_eq(quay__atomic_file_write(&file, 0, "new", 3), QUAY_OK);
+    if (commits != 0) {
+      cr_expect_eq(quay__atomic_file_commit(&file, true), QUAY_OK);
+    } else {
+      quay__atomic_file_abort(&file);
+    }
+    cr_assert_eq(rename("after", "before"), 0);
+  }
+  expect_text("before/new", "new");
+  cr_expect_eq(unlink("before/new"), 0);
+  cr_expect_eq(rmdir("before"), 0, "something was left in it");
+}
+
 Test(atomic_file, giving_up_none_leaves_the_error_alone) {
   quay__atomic_file file = QUAY__ATOMIC_FILE_NONE;
   (void)quay_error_set(QUAY_STATUS_IO, "", 0, NULL, "what was wrong");

@@ -177,10 +177,10 @@ WRAP(int, fsync, (int file)) {
   return __real_quay__os_fsync(file);
 }
 
-WRAP(int, rename, (const char *from, const char *to)) {
+WRAP(int, rename_at, (int directory, const char *from, const char *to)) {
   if (refuse(&fake.rename_error))
     return -1;
-  return __real_quay__os_rename(from, to);
+  return __real_quay__os_rename_at(directory, from, to);
 }
 
 WRAP(int, dup, (int file)) {
