@@ -388,14 +388,14 @@ Test(cpu, a_limit_of_the_process_is_named_where_memory_runs_out) {
   quay_allocator *allocator = open_allocator("cpu");
   struct rlimit before;
   cr_assert_eq(getrlimit(RLIMIT_AS, &before), 0);
-  const struct rlimit limit = {.rlim_cur = (rlim_t)64 << 40, .rlim_max = before.rlim_max};
+  const struct rlimit limit = {.rlim_cur = (rlim_t)1 << 52, .rlim_max = before.rlim_max};
   cr_assert_eq(setrlimit(RLIMIT_AS, &limit), 0);
   quay_raw_buffer raw;
-  const quay_status status = quay_allocator_alloc(allocator, UINT64_C(65) << 40, NULL, &raw);
+  const quay_status status = quay_allocator_alloc(allocator, UINT64_C(1) << 51, NULL, &raw);
   cr_assert_eq(setrlimit(RLIMIT_AS, &before), 0);
   cr_assert_eq(status, QUAY_STATUS_OUT_OF_HOST_MEMORY);
-  cr_assert_not_null(strstr(quay_last_error()->message, "addresses for 70368744177664 bytes"), "%s",
-                     quay_last_error()->message);
+  cr_assert_not_null(strstr(quay_last_error()->message, "addresses for 4503599627370496 bytes"),
+                     "%s", quay_last_error()->message);
   quay_allocator_release(allocator);
 }
 

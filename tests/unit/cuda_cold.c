@@ -185,7 +185,7 @@ static void check_staged_choice(int buffered_lasts, int direct_lasts, bool direc
 }
 
 Test(cuda_cold, direct_io_is_taken_by_itself_where_it_is_far_faster, .timeout = 120) {
-  check_staged_choice(60, 5, true);
+  check_staged_choice(120, 5, true);
 }
 
 Test(cuda_cold, the_page_cache_is_filled_where_that_is_faster, .timeout = 120) {

@@ -325,7 +325,7 @@ Test(mmap_cold, private_mappings_of_it_are_read_as_ever) {
 /* Which way is faster. */
 
 Test(mmap_cold, direct_io_is_taken_by_itself_where_it_is_far_faster, .timeout = 120) {
-  check_choice(NULL, 60, 5, true);
+  check_choice(NULL, 120, 5, true);
 }
 
 Test(mmap_cold, the_page_cache_is_filled_where_that_is_faster, .timeout = 120) {
@@ -388,7 +388,7 @@ Test(mmap_cold, an_error_while_it_is_found_out_is_told_and_forgotten, .timeout =
   free(memory);
   atomic_store(&fake.read_error, 0);
   forget_reads();
-  check_choice(NULL, 60, 5, true);
+  check_choice(NULL, 120, 5, true);
 }
 
 Test(mmap_cold, both_at_once_are_refused) {
