@@ -40,10 +40,10 @@ typedef struct quay_copy_plan_info {
   char reason[192];       /* one line: why this route, or why not a faster one */
 } quay_copy_plan_info;
 
-/* Called now and then while a copy runs, from the calling thread: `done` of `total` bytes have
- * arrived. The last call has done == total. Return false to stop: the copy then fails with
- * CANCELLED. It may call the library, and release the buffers of the call, which are kept until
- * that returns. */
+/* Called now and then while a copy runs (every 256 MiB of a file that has to come from the disk,
+ * else more often), from the calling thread: `done` of `total` bytes have arrived. The last call
+ * has done == total. Return false to stop: the copy then fails with CANCELLED. It may call the
+ * library, and release the buffers of the call, which are kept until that returns. */
 typedef bool (*quay_progress_callback)(void *user, uint64_t done, uint64_t total);
 
 /* Zero means the defaults. */

@@ -26,8 +26,14 @@
  * does so window by window behind its copies.
  *
  * Each mapped file holds one descriptor until its last buffer is gone, for those copies; mappings
- * that are shared (see quay_map_file()) share it. With the usual limit of 1024 (ulimit -n) about a
- * thousand files can be mapped at a time; the next one is an I/O error, EMFILE.
+ * that are shared (see quay_map_file()) share it. Those that may be read with direct I/O (`direct`,
+ * and read-only ones of files from 256 MiB on unless `buffered`) hold a second one. With the usual
+ * limit of 1024 (ulimit -n) about a thousand files can be mapped at a time, or half as many large
+ * ones; the next one is an I/O error, EMFILE.
+ *
+ * What would end beyond the limit of the process for files (RLIMIT_FSIZE) is an I/O error, EFBIG,
+ * and never SIGXFSZ; stores through a shared mapping, which copies may take where the file is in
+ * the page cache, have no such limit.
  *
  * Mapped buffers are owned by the process's file allocator, on the host device. */
 #ifndef QUAY_MMAP_H

@@ -301,7 +301,7 @@ void quay__atomic_file_abort(quay__atomic_file *file) {
   if (file->file >= 0)
     quay__os_close(file->file);
   if (file->temporary != NULL &&
-      quay__os_unlink_at(file->directory, name_of(file->temporary)) != 0) {
+      quay__os_unlink_at(file->directory, name_of(file->temporary)) != 0 && errno != ENOENT) {
     quay_log(QUAY_LOG_ERROR, "the temporary file '%s' is left behind: %s", file->temporary,
              quay__errno_name(errno));
   }

@@ -10,6 +10,7 @@
  * that is in inverse proportion to the bytes a second, and holds across copies that begin and end.
  * The first pieces of a way, which are read beside the last ones of the other, are not counted. */
 #include "core/checked.h"
+#include "core/lifecycle.h"
 #include "core/lock.h"
 #include "core/os.h"
 #include "mmap/mmap_impl.h"
@@ -33,6 +34,7 @@ enum {
 
 struct quay__disk {
   dev_t device;
+  uint32_t process; /* the quay__fork_generation that measures it */
   bool decided, direct;
   way ways[WAYS];
 };
@@ -42,17 +44,19 @@ typedef struct quay__disk disk;
 static disk disks[DISKS];
 static uint32_t disk_count;
 
-/* NULL if there are too many. */
+/* NULL if there are too many. What is not decided yet begins anew in a child of a fork: pieces that
+ * were under way do not end there. */
 static disk *disk_of(dev_t device) {
-  for (uint32_t i = 0; i < disk_count; i++) {
-    if (disks[i].device == device)
-      return &disks[i];
-  }
-  if (disk_count == DISKS)
-    return NULL;
-  disk *const fresh = &disks[disk_count++];
-  *fresh = (disk){.device = device};
-  return fresh;
+  disk *found = NULL;
+  for (uint32_t i = 0; i < disk_count && found == NULL; i++)
+    found = disks[i].device == device ? &disks[i] : NULL;
+  if (found != NULL && (found->decided || found->process == quay__fork_generation))
+    return found;
+  if (found == NULL && disk_count < DISKS)
+    found = &disks[disk_count++];
+  if (found != NULL)
+    *found = (disk){.device = device, .process = quay__fork_generation};
+  return found;
 }
 
 static bool is_full(uint64_t bytes) {

@@ -391,6 +391,25 @@ Test(mmap_cold, an_error_while_it_is_found_out_is_told_and_forgotten, .timeout =
   check_choice(NULL, 120, 5, true);
 }
 
+static bool tries_both(quay_buffer *file) {
+  forget_reads();
+  read_region(file, NULL, 4096, TRIAL + 5 * MIB);
+  return atomic_load(&fake.buffered) >= 60 && atomic_load(&fake.direct) >= 60;
+}
+
+Test(mmap_cold, a_child_of_fork_begins_anew_to_find_out, .timeout = 120) {
+  quay_buffer *file = map_large();
+  atomic_store(&fake.mincore, NONE_THERE);
+  read_region(file, NULL, 0, 100 * MIB);
+  const pid_t child = fork();
+  if (child == 0)
+    _exit(tries_both(file) ? 0 : 1);
+  int status;
+  cr_assert_eq(waitpid(child, &status, 0), child);
+  cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  quay_buffer_release(file);
+}
+
 Test(mmap_cold, both_at_once_are_refused) {
   quay_buffer *file = NULL;
   const quay_map_options options = {.direct = true, .buffered = true};
