@@ -72,8 +72,8 @@ typedef struct quay_map_options {
    *   - where the file is larger than the memory that was available when it was mapped: the page
    *     cache could not keep it, and would lose what it has;
    *   - where that is at least twice as fast on the file's disk: then even a second reading costs
-   * no more. That is measured once a process and disk, with the first 128 MiB of such copies, of
-   *     which 64 MiB are not in the page cache afterwards. */
+   *     no more. That is measured once a process and disk, with the first 128 MiB of such copies,
+   *     of which 64 MiB are not in the page cache afterwards. */
   bool direct;
   /* Always read through the page cache, which then has the file for the next one who reads it.
    * Refused with INVALID_ARGUMENT together with `direct`. */

@@ -52,8 +52,9 @@ QUAY_BEGIN_DECLS
 
 /* Opens a file read only and checks all of its header. `options` NULL means the defaults; of them
  * `direct` and `buffered` are used, mode may be READ_ONLY or COPY_ON_WRITE, offset and length must
- * be 0. Errors: those of quay_map_file(); MALFORMED with the tensor's name (the message tells which
- * rule is broken); UNSUPPORTED for a dtype of the format that Quay does not have (sub-byte ones);
+ * be 0.
+ * Errors: those of quay_map_file(); MALFORMED with the tensor's name (the message tells which rule
+ * is broken); UNSUPPORTED for a dtype of the format that Quay does not have (sub-byte ones);
  * OUT_OF_HOST_MEMORY.
  * Ownership: the caller closes it.
  * Thread-safety: any thread. */

@@ -20,8 +20,7 @@ typedef enum quay__mapping_access {
 /* Which of a file's ranges that are not in the page cache are read with direct I/O. */
 typedef enum quay__direct_use {
   QUAY__DIRECT_NEVER,     /* none: the program wants them in the page cache */
-  QUAY__DIRECT_IF_FASTER, /* large ones of a disk that is read so much faster that way; see disk.c
-                           */
+  QUAY__DIRECT_IF_FASTER, /* large ones, where the disk is read so much faster so; see disk.c */
   QUAY__DIRECT_LARGE, /* large ones: the page cache can't keep the file. Others are wanted again */
   QUAY__DIRECT_ASKED, /* all that are large enough for it: the program wants that */
 } quay__direct_use;

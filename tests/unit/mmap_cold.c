@@ -336,22 +336,18 @@ Test(mmap_cold, and_where_direct_io_is_not_twice_as_fast, .timeout = 120) {
   check_choice(NULL, 60, 40, false);
 }
 
-static quay_buffer *large_with(const quay_map_options *options) {
+Test(mmap_cold, whoever_wants_the_page_cache_filled_has_it, .timeout = 120) {
+  const quay_map_options options = {.buffered = true};
   quay_buffer_release(map_large());
   quay_buffer *file = NULL;
-  TEST_OK(quay_map_file(test_path("large"), options, &file));
+  TEST_OK(quay_map_file(test_path("large"), &options, &file));
   atomic_store(&fake.mincore, NONE_THERE);
-  return file;
-}
-
-Test(mmap_cold, whoever_wants_the_page_cache_filled_has_it, .timeout = 120) {
-  quay_buffer *file = large_with(&(quay_map_options){.buffered = true});
   atomic_store(&fake.buffered_lasts, 20);
   read_region(file, NULL, 0, TRIAL);
   cr_assert_eq(atomic_load(&fake.direct), 0);
   quay_buffer_release(file);
   atomic_store(&fake.available, LARGE_SIZE - 1);
-  TEST_OK(quay_map_file(test_path("large"), &(quay_map_options){.buffered = true}, &file));
+  TEST_OK(quay_map_file(test_path("large"), &options, &file));
   read_region(file, NULL, 0, 20 * MIB);
   cr_assert_eq(atomic_load(&fake.direct), 0);
   quay_buffer_release(file);
