@@ -23,7 +23,7 @@ def run(*arguments, **options):
     environment = dict(os.environ)
     environment.update(options.pop("env", {}))
     options.setdefault("stdout", subprocess.PIPE)
-    options.setdefault("timeout", 120)
+    options.setdefault("timeout", 600 if SANITIZED else 120)
     return subprocess.run(
         [PROGRAM, *arguments], stderr=subprocess.PIPE, env=environment, check=False, **options
     )
