@@ -72,6 +72,15 @@ else()
   list(APPEND quay_vulkan_environment "VKSHIM_VALIDATE=1")
 endif()
 
+# Sweeps over failing calls take every third one; the builds begin at different ones.
+set(quay_sweep_first 3)
+if(QUAY_SANITIZE MATCHES "address")
+  set(quay_sweep_first 2)
+elseif(CMAKE_BUILD_TYPE STREQUAL "Debug" AND CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  set(quay_sweep_first 1)
+endif()
+list(APPEND quay_test_environment "QUAY_TEST_SWEEP_FIRST=${quay_sweep_first}")
+
 # Options that all kinds of tests share, applied to the registered test `name`.
 function(quay_set_test_properties name labels environment timeout resource serial)
   # The label of the first part of the name comes for free: unit, contract, cli ...
@@ -121,12 +130,17 @@ macro(quay_parse_test_arguments)
   endif()
 endmacro()
 
-# A program of tests, without a run of it.
+# A program of tests, without a run of it. PLAIN: with the runner of tests/support/plain_runner in every
+# build, whose --no-fork runs all tests in one process.
 function(quay_add_test_program program)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LIBRARIES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "PLAIN" "" "SOURCES;LIBRARIES")
+  set(support quay_test_support)
+  if(arg_PLAIN)
+    set(support quay_test_support_plain)
+  endif()
   add_executable(${program} ${arg_SOURCES})
   quay_target_defaults(${program})
-  target_link_libraries(${program} PRIVATE quay_test_support ${arg_LIBRARIES})
+  target_link_libraries(${program} PRIVATE ${support} ${arg_LIBRARIES})
   # Criterion's macros are not written for these two.
   target_compile_options(${program} PRIVATE
     $<$<COMPILE_LANGUAGE:C>:-Wno-missing-prototypes>

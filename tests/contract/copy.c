@@ -2,6 +2,7 @@
  * untouched. */
 #include "contract.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Room around the windows, filled with bytes that must stay. */
@@ -158,8 +159,11 @@ Test(copy, overlapping_windows_behave_as_memmove_both_ways) {
                                    4 * 1024 * 1024 + 1};
   static const uint64_t shifts[] = {0, 1, 7, 63, 4097, 16 * 1024, 64 * 1024 + 1};
   quay_allocator *allocator = contract_open();
+  const bool all = getenv("QUAY_TEST_FULL") != NULL;
   for (size_t s = 0; s < CONTRACT_COUNT(sizes); s++) {
     for (size_t i = 0; i < CONTRACT_COUNT(shifts); i++) {
+      if (sizes[s] > CONTRACT_LARGE && !all && i % 3 != 1)
+        continue;
       check_overlap(allocator, sizes[s], shifts[i], true);
       check_overlap(allocator, sizes[s], shifts[i], false);
     }

@@ -5,8 +5,9 @@
 #: failing, for n = 1, 2 ... until there is no n-th call. Each run must either fail cleanly (status 1,
 #: one line on stderr, no new file) or, where the call was dispensable, give exactly what a run
 #: without failures gives; and nothing may be left in the driver but what it has just refused to take
-#: back, which is logged. Every third call; with QUAY_TEST_FULL every one, and each also with out of
-#: memory, and with a fault that loses the devices, where each later call fails as well.
+#: back, which is logged. Every third call, from $QUAY_TEST_SWEEP_FIRST on; with QUAY_TEST_FULL every
+#: one, and each also with out of memory, and with a fault that loses the devices, where each later
+#: call fails as well.
 set -euo pipefail
 
 scenario=$1
@@ -77,14 +78,15 @@ runs=0
 n=0
 code=0
 codes=(999)
+first=${QUAY_TEST_SWEEP_FIRST:-1}
 step=3
-[[ -z ${QUAY_TEST_FULL:-} ]] || { codes=(999 2 700) && step=1; }
+[[ -z ${QUAY_TEST_FULL:-} ]] || { codes=(999 2 700) && first=1 && step=1; }
 export QUAY_COPY_THREADS=1
 unset SIMCUDA_FAIL
 run_scenario || { echo "fails without a failing call" && cat "$work/stderr" && exit 1; }
 expected=$(result)
 for code in "${codes[@]}"; do
-  for ((n = 1; ; n += step)); do
+  for ((n = first; ; n += step)); do
     export SIMCUDA_FAIL=$n:$code
     status=0
     run_scenario || status=$?

@@ -109,6 +109,8 @@ sim_memory *sim_memory_new(int device, uint64_t size, bool counted) {
     m->bytes = map(NULL, whole, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, m->file);
     if (m->bytes == NULL && m->file >= 0)
       close(m->file);
+    else if (m->bytes != NULL && m->file < 0) /* for the time that tests take */
+      (void)madvise(m->bytes, whole, MADV_HUGEPAGE);
   } else if (counted) {
     /* A process has about 65,000 mappings: too few for one of each small block. */
     m->bytes = malloc(size);

@@ -1,4 +1,5 @@
-/* SANITIZED is defined where AddressSanitizer or ThreadSanitizer makes programs slow. */
+/* SANITIZED is defined where AddressSanitizer or ThreadSanitizer makes programs slow, and
+ * ADDRESS_SANITIZED where the first of them watches memory. */
 #ifndef QUAY_TESTS_SUPPORT_SANITIZED_H
 #define QUAY_TESTS_SUPPORT_SANITIZED_H
 
@@ -7,6 +8,14 @@
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
 #define SANITIZED 1
+#endif
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+#define ADDRESS_SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define ADDRESS_SANITIZED 1
 #endif
 #endif
 

@@ -1,27 +1,21 @@
-/* How finely the calls that fail in turn are swept. */
+/* How finely the calls that fail in turn are swept: every third one, of which the builds share the
+ * places, and every one where QUAY_TEST_FULL is set. */
 #ifndef QUAY_TESTS_SUPPORT_SWEEP_H
 #define QUAY_TESTS_SUPPORT_SWEEP_H
 
 #include <stdint.h>
 #include <stdlib.h>
 
-#ifdef __has_feature
-#if __has_feature(thread_sanitizer)
-#define QUAY_TEST_SWEPT_ELSEWHERE 1
-#endif
-#endif
-#ifdef NDEBUG
-#define QUAY_TEST_SWEPT_ELSEWHERE 1
-#endif
+/* The first call that fails; QUAY_TEST_SWEEP_FIRST is the build's. */
+static inline uint64_t quay_test_sweep_first(void) {
+  const char *const first = getenv("QUAY_TEST_SWEEP_FIRST");
+  if (first == NULL || getenv("QUAY_TEST_FULL") != NULL)
+    return 1;
+  return strtoull(first, NULL, 10);
+}
 
-/* Every call in the builds that look for leaks and faults, and everywhere where QUAY_TEST_FULL is
- * set; in the optimised one and under ThreadSanitizer else every third. */
 static inline uint64_t quay_test_sweep_step(void) {
-#ifdef QUAY_TEST_SWEPT_ELSEWHERE
   return getenv("QUAY_TEST_FULL") != NULL ? 1 : 3;
-#else
-  return 1;
-#endif
 }
 
 #endif

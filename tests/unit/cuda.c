@@ -669,7 +669,8 @@ static bool survives_a_failure(void) {
 Test(cuda_child, whichever_call_of_the_driver_fails_the_error_is_clean_and_nothing_leaks,
      .timeout = 300) {
   int status = 0;
-  for (failing_call = 1; status == 0; failing_call += quay_test_sweep_step()) {
+  failing_call = quay_test_sweep_first();
+  for (; status == 0; failing_call += quay_test_sweep_step()) {
     fflush(NULL);
     const pid_t child = fork();
     if (child == 0)

@@ -807,7 +807,7 @@ static void sweep_failures(const quay__staging_tuning *tuning, uint64_t step) {
   quay__staging_tuning_set(tuning);
   (void)test_file("in", 700 * KIB, 3);
   int status = 0;
-  uint64_t nth = 1;
+  uint64_t nth = quay_test_sweep_first();
   for (; status == 0; nth += step) {
     fflush(NULL);
     const pid_t child = fork();

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <sys/stat.h>
 
-#define OF_THE_RUNTIME(symbol) __attribute__((weak)) __asm__(symbol)
+#define OF_THE_RUNTIME(symbol) __asm__(symbol) __attribute__((weak))
 
 void lock_allocator(void) OF_THE_RUNTIME("_ZN6__lsan13LockAllocatorEv");
 void unlock_allocator(void) OF_THE_RUNTIME("_ZN6__lsan15UnlockAllocatorEv");
