@@ -65,6 +65,15 @@ if(QUAY_SANITIZE MATCHES "thread" AND EXISTS /proc/sys/vm/mmap_rnd_bits)
   endif()
 endif()
 
+# Most of what the tests of C programs take are the first touches of large memory, which huge pages and
+# memory that free() does not give back make rare. The program quay runs as its users run it, and the
+# sanitizers' own malloc knows none of this.
+set(quay_malloc_environment)
+if(NOT QUAY_SANITIZE)
+  set(quay_malloc_environment "GLIBC_TUNABLES=glibc.malloc.hugetlb=1"
+    "MALLOC_MMAP_THRESHOLD_=33554432" "MALLOC_TRIM_THRESHOLD_=1073741824" "MALLOC_TOP_PAD_=16777216")
+endif()
+
 set(quay_vulkan_environment "QUAY_VULKAN_LIBRARY=$<TARGET_FILE:quay_vulkan_shim>")
 if(QUAY_SANITIZE)
   list(APPEND quay_vulkan_environment "VKSHIM_VALIDATE=0")
@@ -87,6 +96,9 @@ function(quay_set_test_properties name labels environment timeout resource seria
   string(REGEX MATCH "^[^.]+" kind "${name}")
   list(PREPEND labels ${kind})
   list(REMOVE_DUPLICATES labels)
+  if(kind MATCHES "^(unit|contract|gpu|sim_cuda)$")
+    list(APPEND environment ${quay_malloc_environment})
+  endif()
   if(NOT timeout)
     set(timeout ${quay_test_timeout})
   endif()

@@ -667,7 +667,7 @@ static bool survives_a_failure(void) {
 }
 
 Test(cuda_child, whichever_call_of_the_driver_fails_the_error_is_clean_and_nothing_leaks,
-     .timeout = 300) {
+     .timeout = QUAY_TEST_SWEEP_SECONDS) {
   int status = 0;
   failing_call = quay_test_sweep_first();
   for (; status == 0; failing_call += quay_test_sweep_step()) {

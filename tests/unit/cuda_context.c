@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include "cuda_fixture.h"
+#include "support/sweep.h"
 
 enum {
   SIZE = 70000, /* more than a slot takes */
@@ -180,12 +181,12 @@ Test(cuda_context, a_reset_leaves_the_context_of_another_device_current) {
 }
 
 Test(cuda_context_failures, whichever_call_of_the_driver_fails_the_threads_context_is_current,
-     .timeout = 100) {
+     .timeout = QUAY_TEST_SWEEP_SECONDS) {
   make_own_current();
   failures = true;
-  const char *const step = getenv("QUAY_TEST_FULL") != NULL ? "1" : "7";
+  const uint64_t step = getenv("QUAY_TEST_FULL") != NULL ? 1 : 7;
   uint64_t reached = 1, n = 1;
-  for (; reached != 0; n += (uint64_t)atoi(step)) {
+  for (; reached != 0; n += step) {
     const uint64_t before = raw.control->failed();
     raw.control->fail(NULL, n, 999);
     use_everything();

@@ -820,11 +820,13 @@ static void sweep_failures(const quay__staging_tuning *tuning, uint64_t step) {
   cr_assert_gt(nth, 60u);
 }
 
-Test(cuda_staging, whichever_call_of_the_driver_fails_the_copy_ends_cleanly, .timeout = 300) {
+Test(cuda_staging, whichever_call_of_the_driver_fails_the_copy_ends_cleanly,
+     .timeout = QUAY_TEST_SWEEP_SECONDS) {
   sweep_failures(&small, quay_test_sweep_step());
 }
 
-Test(cuda_staging, whichever_call_fails_slots_of_the_threads_own_end_cleanly, .timeout = 300) {
+Test(cuda_staging, whichever_call_fails_slots_of_the_threads_own_end_cleanly,
+     .timeout = QUAY_TEST_SWEEP_SECONDS) {
   const quay__staging_tuning own = small_own(2);
   sweep_failures(&own, getenv("QUAY_TEST_FULL") != NULL ? 1 : 5);
 }
