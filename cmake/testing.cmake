@@ -35,9 +35,10 @@ else()
   set(quay_plain_runner OFF)
 endif()
 
-set(quay_test_timeout 120)
+# Generous: a test that hangs ends, and none that is slow on a busy machine does.
+set(quay_test_timeout 300)
 if(QUAY_SANITIZE)
-  set(quay_test_timeout 300)
+  set(quay_test_timeout 900)
 endif()
 
 # allocator_may_return_null: sizes that no machine has are part of the tests. die_after_fork: the
