@@ -155,9 +155,22 @@ Test(host_copy, plans_one_piece_for_small_copies) {
   cr_assert_eq(chunk, (uint64_t)SHARED_BYTES - 1);
 }
 
+Test(host_copy, two_threads_share_larger_copies_than_more_do) {
+  uint32_t threads;
+  uint64_t chunk;
+  quay__host_copy_plan(SHARED_BY_TWO_BYTES - 1, 2, &threads, &chunk);
+  cr_assert_eq(threads, 1u);
+  cr_assert_eq(chunk, (uint64_t)SHARED_BY_TWO_BYTES - 1);
+  quay__host_copy_plan(SHARED_BY_TWO_BYTES, 2, &threads, &chunk);
+  cr_assert_eq(threads, 2u);
+  quay__host_copy_plan(SHARED_BYTES, 3, &threads, &chunk);
+  cr_assert_eq(threads, 3u);
+}
+
 Test(host_copy, plans_chunks_of_pages_and_no_more_threads_than_chunks) {
   for (uint32_t asked = 2; asked <= 64; asked *= 2) {
-    for (uint64_t size = SHARED_BYTES; size < (8ull << 30); size *= 3) {
+    const uint64_t least = asked == 2 ? SHARED_BY_TWO_BYTES : SHARED_BYTES;
+    for (uint64_t size = least; size < (8ull << 30); size *= 3) {
       uint32_t threads;
       uint64_t chunk;
       quay__host_copy_plan(size, asked, &threads, &chunk);
