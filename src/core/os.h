@@ -95,10 +95,12 @@ typedef struct quay__processors {
 /* Processors that the calling thread may run on. -1 on failure: EINVAL where the machine has more
  * than such a set holds. */
 int quay__os_affinity(quay__processors *out_processors);
-int quay__os_set_affinity(const quay__processors *processors);
+int quay__os_set_affinity(const quay__processors *wanted);
 /* The head of a file of /proc or /sys as text; false if it can't be read. */
 bool quay__os_read_text(const char *path, char *out_text, size_t size);
-/* Processors that this thread may run on, at least 1. */
+/* Processors that this thread may run on, at least 1: as the system said at most so long ago, but
+ * for what the functions above changed, which counts at once. */
+#define QUAY__PROCESSOR_COUNT_NS UINT64_C(100000000)
 uint32_t quay__os_processor_count(void);
 /* Bytes of a page, and of a huge page (2 MiB where the system does not tell). Cached. */
 size_t quay__os_page_size(void);
