@@ -2,10 +2,13 @@
 
 import json
 import os
+import signal
+import subprocess
+import time
 import unittest
 import xml.etree.ElementTree
 
-from support.program import SIMCUDA, ProgramTest
+from support.program import PROGRAM, SIMCUDA, ProgramTest
 
 SIMULATED = {"QUAY_CUDA_LIBRARY": SIMCUDA, "SIMCUDA_STRICT": "1"}
 
@@ -73,14 +76,47 @@ class Matrix(ProgramTest):
         for place in places:
             self.assertEqual(texts.count(place), 2)
 
+    def test_a_signal_leaves_no_temporary_file(self):
+        """As soon as one has been seen, which has a name for a moment."""
+        for number in [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] * 4:
+            with subprocess.Popen(
+                [PROGRAM, "matrix", "--between", "mapping", "--size", "8MiB"],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, "TMPDIR": self.folder},
+            ) as process:
+                deadline = time.monotonic() + 60
+                while time.monotonic() < deadline and process.poll() is None and not self.files():
+                    pass
+                process.send_signal(number)
+                self.assertIn(process.wait(timeout=60), (-number, 0))
+            self.assertEqual(self.files(), [])
+
+    def test_sizes_are_written_as_in_specs(self):
+        for text, size in (("1K", 1024), ("1KB", 1000), ("2KiB", 2048), ("1MB", 10**6), ("7B", 7)):
+            result = self.matrix("--between", "cpu", "--size", text)
+            self.assertEqual(result["size"], size)
+
+    def test_a_place_that_is_too_small_is_told_before_anything_is_measured(self):
+        begin = time.monotonic()
+        message = self.fail_with(
+            "matrix", "--between", "cpu,limit:1GiB+cpu", "--size", "1GiB", timeout=60
+        )
+        self.assertIn("limit", message)
+        self.assertLess(time.monotonic() - begin, 20)
+        # The address space of one TiB may be had, or not: what is certain is the limit.
+        self.assertIn("limit", self.fail_with("matrix", "--between", "limit:1MiB+cpu", "--size", "1TiB"))
+
     def test_what_is_wrong_is_told(self):
         self.assertIn("'0'", self.misuse("matrix", "--size", "0"))
         self.assertIn("'12x'", self.misuse("matrix", "--size", "12x"))
+        self.assertIn("1TiB", self.misuse("matrix", "--size", "2TiB"))
         self.assertIn("'99999999999GiB'", self.misuse("matrix", "--size", "99999999999GiB"))
         self.assertIn("nonsense", self.fail_with("matrix", "--between", "cpu,nonsense"))
         no_folder = {"TMPDIR": os.path.join(self.folder, "nowhere")}
         message = self.fail_with("matrix", "--between", "cpu", "--size", "9", env=no_folder)
         self.assertIn("TMPDIR", message)
+        self.assertIn(no_folder["TMPDIR"], message)
         svg = os.path.join(self.folder, "nowhere", "map.svg")
         message = self.fail_with("matrix", "--between", "cpu", "--size", "9", "--svg", svg)
         self.assertIn("No such file", message)

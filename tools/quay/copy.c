@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include "core/atomic_file.h"
 #include "program.h"
 #include "progress.h"
+#include "signals.h"
 #include "text.h"
 
 /* Bytes that are under way at a time: one block of the backend, and one of host memory where the
@@ -32,30 +32,8 @@ typedef struct file_transfer {
   progress_bar progress;
 } file_transfer;
 
-/* The signal that asked to stop; 0: none. */
-static volatile sig_atomic_t stop_signal;
-
-static void ask_to_stop(int number) {
-  stop_signal = number;
-}
-
-/* Signals that would leave the temporary file behind. One that the parent has set to be ignored
- * (nohup) stays ignored. */
-static void catch_signals(void) {
-  static const int signals[] = {SIGINT,  SIGQUIT, SIGTERM,   SIGHUP,  SIGXCPU, SIGUSR1,
-                                SIGUSR2, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,   SIGPWR};
-  for (size_t i = 0; i < sizeof signals / sizeof signals[0]; ++i) {
-    struct sigaction old;
-    struct sigaction action = {.sa_handler = ask_to_stop, .sa_flags = SA_RESTART};
-    sigemptyset(&action.sa_mask);
-    if (sigaction(signals[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN) {
-      sigaction(signals[i], &action, NULL);
-    }
-  }
-}
-
 static exit_status fail_stopped(void) {
-  return fail("stopped by signal %d; nothing was written", (int)stop_signal);
+  return fail("stopped by signal %d; nothing was written", signals_asked());
 }
 
 static exit_status allocate_blocks(file_transfer *transfer, quay_allocator *allocator) {
@@ -135,7 +113,7 @@ static quay_status move_block(file_transfer *transfer, uint64_t offset, uint64_t
 static exit_status move_all(file_transfer *transfer) {
   const uint64_t total = quay_buffer_size(transfer->source);
   for (uint64_t offset = 0; offset < total; offset += BLOCK_SIZE) {
-    if (stop_signal != 0)
+    if (signals_asked() != 0)
       return fail_stopped();
     const uint64_t rest = total - offset;
     const uint64_t size = rest < BLOCK_SIZE ? rest : BLOCK_SIZE;
@@ -143,7 +121,7 @@ static exit_status move_all(file_transfer *transfer) {
       return fail_quay();
     progress_update(&transfer->progress, offset + size);
   }
-  if (stop_signal != 0)
+  if (signals_asked() != 0)
     return fail_stopped();
   return quay__atomic_file_commit(&transfer->file, true) == QUAY_OK ? EXIT_DONE : fail_quay();
 }
@@ -156,7 +134,7 @@ static exit_status transfer_file(const copy_options *options, quay_allocator *al
   exit_status status = allocate_blocks(transfer, allocator);
   if (status != EXIT_DONE)
     return status;
-  catch_signals();
+  signals_catch();
   if (quay__atomic_file_begin(options->destination, 0, &transfer->file) != QUAY_OK) {
     return fail_quay();
   }

@@ -195,12 +195,27 @@ static exit_status matrix(const matrix_options *options) {
 
 /* Arguments. */
 
-/* A number of bytes, perhaps with a unit of 1024. */
+/* A number of bytes, perhaps with a unit, as in specs. */
 static bool parse_size(const char *text, uint64_t *out_size) {
   static const struct {
     const char *name;
-    unsigned shift;
-  } units[] = {{"", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}};
+    uint64_t bytes;
+  } units[] = {
+      {"", 1},
+      {"B", 1},
+      {"K", UINT64_C(1) << 10},
+      {"M", UINT64_C(1) << 20},
+      {"G", UINT64_C(1) << 30},
+      {"T", UINT64_C(1) << 40},
+      {"KiB", UINT64_C(1) << 10},
+      {"MiB", UINT64_C(1) << 20},
+      {"GiB", UINT64_C(1) << 30},
+      {"TiB", UINT64_C(1) << 40},
+      {"KB", 1000},
+      {"MB", 1000000},
+      {"GB", 1000000000},
+      {"TB", 1000000000000},
+  };
   if (text[0] < '0' || text[0] > '9')
     return false;
   char *end;
@@ -209,8 +224,8 @@ static bool parse_size(const char *text, uint64_t *out_size) {
   for (size_t i = 0; i < sizeof units / sizeof units[0] && errno == 0; ++i) {
     if (strcmp(end, units[i].name) != 0)
       continue;
-    *out_size = (uint64_t)number << units[i].shift;
-    return number != 0 && number <= SIZE_MAX_BYTES >> units[i].shift;
+    *out_size = (uint64_t)number * units[i].bytes;
+    return number != 0 && number <= SIZE_MAX_BYTES / units[i].bytes;
   }
   return false;
 }
@@ -245,7 +260,8 @@ static exit_status parse(int argc, char **argv, matrix_options *out) {
       out->json = true;
     if (option == SIZE && !parse_size(optarg, &out->size)) {
       return fail_usage(&command_matrix,
-                        "matrix: '%s' is no size from 1 byte to 1024GiB, such as 64MiB", optarg);
+                        "matrix: '%s' is no size from 1 byte to 1TiB, such as 64MiB or 64MB",
+                        optarg);
     }
   }
   if (out->svg != NULL && strcmp(out->svg, "-") == 0) {

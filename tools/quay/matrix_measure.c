@@ -10,6 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "signals.h"
+
 /* Runs that count, and what is read back and compared, or read and written raw, at a time. */
 enum {
   RUNS = 5,
@@ -54,36 +56,52 @@ static void make_bytes(unsigned char *bytes, uint64_t size) {
 
 /* Files. */
 
-/* The path of a new, empty file in $TMPDIR; false with errno set. */
-static bool make_path(char *out_path, size_t size) {
+static const char *temporary_folder(void) {
   const char *folder = getenv("TMPDIR");
-  if (folder == NULL || folder[0] == '\0')
-    folder = "/tmp";
-  if (snprintf(out_path, size, "%s/quay-matrix-XXXXXX", folder) >= (int)size) {
+  return folder != NULL && folder[0] != '\0' ? folder : "/tmp";
+}
+
+/* The path of a new, empty file in that folder; false with errno set. Signals are caught as long as
+ * it has a name. */
+static bool make_path(char *out_path, size_t size) {
+  if (snprintf(out_path, size, "%s/quay-matrix-XXXXXX", temporary_folder()) >= (int)size) {
     errno = ENAMETOOLONG;
     return false;
   }
+  signals_catch();
   const int file = mkstemp(out_path);
-  return file >= 0 && close(file) == 0;
+  if (file >= 0)
+    return close(file) == 0;
+  const int error = errno;
+  signals_release();
+  errno = error;
+  return false;
+}
+
+static void take_name(const char *path) {
+  (void)unlink(path);
+  signals_release();
 }
 
 static exit_status fail_file(const char *what) {
-  return fail("matrix: %s a temporary file: %s (TMPDIR names another place)", what,
-              strerror(errno));
+  return fail(
+      "matrix: cannot %s a temporary file in '%s': %s; set TMPDIR to a folder with room that "
+      "may be written to",
+      what, temporary_folder(), strerror(errno));
 }
 
 /* A writable mapping of a new file that has no name any more. */
 static quay_buffer *map_new_file(uint64_t size) {
   char path[4096];
   if (!make_path(path, sizeof path)) {
-    (void)fail_file("cannot create");
+    (void)fail_file("create");
     return NULL;
   }
   quay_buffer *buffer = NULL;
   const quay_file_options options = {.replace = true};
   if (quay_file_create(path, size, &options, &buffer) != QUAY_OK)
     (void)fail_quay();
-  (void)unlink(path);
+  take_name(path);
   return buffer;
 }
 
@@ -108,7 +126,7 @@ static bool read_file(void *context) {
     const uint64_t part = copy->size - at < BLOCK ? copy->size - at : BLOCK;
     const ssize_t got = pread(copy->file, copy->to + at, part, (off_t)at);
     if (got <= 0) {
-      (void)fail_file("cannot read");
+      (void)fail_file("read");
       return false;
     }
     at += (uint64_t)got;
@@ -122,7 +140,7 @@ static bool write_file(void *context) {
     const uint64_t part = copy->size - at < BLOCK ? copy->size - at : BLOCK;
     const ssize_t put = pwrite(copy->file, copy->from + at, part, (off_t)at);
     if (put <= 0) {
-      (void)fail_file("cannot write");
+      (void)fail_file("write");
       return false;
     }
     at += (uint64_t)put;
@@ -149,11 +167,18 @@ static double limit_of(const matrix_result *result, const char *name) {
 
 static bool measure_file(matrix_result *result, raw_copy *copy) {
   char path[4096];
-  if (!make_path(path, sizeof path) || (copy->file = open(path, O_RDWR | O_CLOEXEC)) < 0) {
-    (void)fail_file("cannot create");
+  if (!make_path(path, sizeof path)) {
+    (void)fail_file("create");
     return false;
   }
-  (void)unlink(path);
+  copy->file = open(path, O_RDWR | O_CLOEXEC);
+  const int error = errno;
+  take_name(path);
+  if (copy->file < 0) {
+    errno = error;
+    (void)fail_file("open");
+    return false;
+  }
   const bool good = add_limit(result, "pwrite", measure(write_file, copy, copy->size)) &&
                     add_limit(result, "pread", measure(read_file, copy, copy->size));
   (void)close(copy->file);
@@ -324,6 +349,26 @@ static bool check_bytes(quay_buffer *buffer, const unsigned char *bytes, const c
   return good;
 }
 
+/* What is too small for the buffers of a copy is told before anything is measured. */
+static exit_status check_room(const matrix_result *result) {
+  for (size_t i = 0; i < result->place_count; ++i) {
+    const int64_t shape[] = {(int64_t)result->size};
+    quay_allocator *allocator = result->places[i].allocator;
+    if (allocator == NULL)
+      continue; /* a file of zeros would be written */
+    quay_buffer *one = NULL, *other = NULL;
+    const bool good = quay_buffer_create(allocator, QUAY_U8, 1, shape, NULL, &one) == QUAY_OK &&
+                      quay_buffer_create(allocator, QUAY_U8, 1, shape, NULL, &other) == QUAY_OK;
+    if (!good)
+      (void)fail_quay();
+    quay_buffer_release(one);
+    quay_buffer_release(other);
+    if (!good)
+      return EXIT_FAILED;
+  }
+  return EXIT_DONE;
+}
+
 static exit_status measure_pair(matrix_result *result, const unsigned char *bytes,
                                 const matrix_place *from, const matrix_place *to,
                                 matrix_pair *pair) {
@@ -360,11 +405,14 @@ static exit_status measure_pairs(matrix_result *result, const unsigned char *byt
 }
 
 exit_status matrix_measure(matrix_result *result) {
+  exit_status status = check_room(result);
+  if (status != EXIT_DONE)
+    return status;
   void *memory = NULL;
   if (posix_memalign(&memory, 2 << 20, result->size) != 0)
     return fail_size(result->size);
   make_bytes(memory, result->size);
-  exit_status status = measure_host(result, memory);
+  status = measure_host(result, memory);
   if (status == EXIT_DONE)
     status = measure_links(result);
   if (status == EXIT_DONE)

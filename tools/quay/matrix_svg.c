@@ -4,6 +4,7 @@
 
 #include "core/atomic_file.h"
 #include "matrix.h"
+#include "signals.h"
 #include "text.h"
 
 enum {
@@ -125,19 +126,23 @@ exit_status matrix_draw(const matrix_result *result, const char *path) {
   if (text == NULL)
     return fail_memory();
   quay__atomic_file file = QUAY__ATOMIC_FILE_NONE;
+  signals_catch();
   quay_status status = quay__atomic_file_begin(path, 0, &file);
   if (status == QUAY_OK)
     status = quay__atomic_file_write(&file, 0, text, size);
   status = status == QUAY_OK ? quay__atomic_file_commit(&file, false)
                              : quay__atomic_file_give_up(&file, status);
+  signals_release();
   free(text);
   return status == QUAY_OK ? EXIT_DONE : fail_quay();
 }
 
 exit_status matrix_can_draw(const char *path) {
   quay__atomic_file file = QUAY__ATOMIC_FILE_NONE;
-  if (quay__atomic_file_begin(path, 0, &file) != QUAY_OK)
-    return fail_quay();
-  quay__atomic_file_abort(&file);
-  return EXIT_DONE;
+  signals_catch();
+  const quay_status status = quay__atomic_file_begin(path, 0, &file);
+  if (status == QUAY_OK)
+    quay__atomic_file_abort(&file);
+  signals_release();
+  return status == QUAY_OK ? EXIT_DONE : fail_quay();
 }
