@@ -267,6 +267,20 @@ static quay_status copy_within_in_chunks(quay_allocator *allocator, quay_raw_buf
   return QUAY_OK;
 }
 
+/* As copy_within_in_chunks() goes about it; of other copies there is nothing to tell. */
+static void within_in_chunks_info(quay_allocator *allocator, const quay_raw_buffer *destination,
+                                  const quay_raw_buffer *source, uint64_t size,
+                                  quay_across_info *out_info) {
+  (void)allocator;
+  if (destination == NULL || source == NULL)
+    return;
+  out_info->chunk = quay__min(size, DEFAULT_CHUNK);
+  out_info->threads = 1;
+  out_info->staging_bytes = out_info->chunk;
+  out_info->reason = "both are of one device and kind, whose backend has no copy of its own: "
+                     "through the caller's stack, in small chunks";
+}
+
 static bool never_across(quay_allocator *allocator, const quay_raw_buffer *destination,
                          const quay_raw_buffer *source, uint64_t size, quay_across_info *out_info) {
   (void)allocator;
@@ -386,6 +400,8 @@ void quay__allocator_vtable_fill(quay_allocator_vtable *vtable) {
   vtable->function = (fallback)
   DEFAULT(host_pointer, no_host_pointer);
   DEFAULT(address, host_address);
+  if (vtable->copy_within == NULL && vtable->copy_info == NULL)
+    vtable->copy_info = within_in_chunks_info;
   DEFAULT(copy_within, copy_within_in_chunks);
   DEFAULT(can_copy_across, never_across);
   DEFAULT(copy_across, no_copy_across);

@@ -320,6 +320,28 @@ Test(allocator, the_default_copy_within_and_fill_move_the_right_bytes) {
   quay_allocator_release(allocator);
 }
 
+Test(allocator, the_plan_tells_of_the_default_copy_within) {
+  const int64_t shape[] = {200000};
+  quay_test_table_init(&table);
+  table.vtable.copy_info = NULL;
+  quay_allocator *allocator = make();
+  quay_buffer *to = NULL, *from = NULL;
+  CHECK_OK(quay_buffer_create(allocator, QUAY_U8, 1, shape, NULL, &to));
+  CHECK_OK(quay_buffer_create(allocator, QUAY_U8, 1, shape, NULL, &from));
+  quay_copy_plan_info plan;
+  CHECK_OK(quay_copy_plan(to, 0, from, 0, 200000, NULL, &plan));
+  cr_expect_eq(plan.route, QUAY_ROUTE_WITHIN);
+  cr_expect_eq(plan.chunk, 16384u);
+  cr_expect_eq(plan.threads, 1u);
+  cr_expect_eq(plan.staging_bytes, 16384u);
+  cr_expect_not_null(strstr(plan.reason, "no copy of its own"), "%s", plan.reason);
+  CHECK_OK(quay_copy_plan(to, 0, from, 0, 100, NULL, &plan));
+  cr_expect_eq(plan.chunk, 100u);
+  quay_buffer_release(to);
+  quay_buffer_release(from);
+  quay_allocator_release(allocator);
+}
+
 Test(allocator, what_has_no_default_answers_unsupported_or_not_host_accessible) {
   const int64_t shape[] = {10};
   quay_test_table_init(&table);
