@@ -8,9 +8,10 @@
  * If a copy fails while it is under way (a truncated file, a lost device) the destination's bytes
  * are undefined, and the error says so; where it does not, they are as they were.
  *
- * A copy or fill of more than 1 MiB may be shared by several threads, and is INVALID_ARGUMENT
- * before it begins if the environment variable QUAY_COPY_THREADS holds no number from 1 to 1024;
- * one that is staged, too, if QUAY_STAGING_BYTES holds no size of at least 64 KiB.
+ * A copy or fill of more than 1 MiB, and each copy that is staged, is INVALID_ARGUMENT before it
+ * begins if the environment variable QUAY_COPY_THREADS holds no number from 1 to 1024, or
+ * QUAY_STAGING_BYTES no size of at least 64 KiB; so is its plan. To others bad values are the
+ * defaults.
  *
  * Thread-safety of all functions here: any thread; the bytes are the caller's to synchronise. */
 #ifndef QUAY_COPY_H
@@ -35,7 +36,7 @@ typedef struct quay_copy_plan_info {
   quay_memory_kind from, to;
   uint64_t size;          /* bytes */
   uint64_t chunk;         /* bytes moved at a time; less if a file is not in the page cache */
-  uint32_t threads;       /* that take part, the caller's included; then perhaps more */
+  uint32_t threads;       /* at a time, the caller's included; more beside other devices' copies */
   uint64_t staging_bytes; /* of host memory held while it runs */
   char reason[192];       /* one line: why this route, or why not a faster one */
 } quay_copy_plan_info;
@@ -66,8 +67,8 @@ typedef struct quay_copy_options {
    * direct copies of pageable memory to a device and back. Slots lie in page-locked memory that
    * copies share and keep, which is locked in pieces of some MiB: QUAY_STAGING_BYTES bounds it. */
   uint64_t max_staging_bytes;
-  /* At most this many threads, the caller's included; never more than the process's, which 0 stands
-   * for. */
+  /* At most this many threads at a time, the caller's included; never more than the process's,
+   * which 0 stands for. */
   uint32_t max_threads;
   /* Of a copy to a file: the bytes are on the disk on return, as after quay_buffer_flush(). */
   bool sync;

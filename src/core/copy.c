@@ -69,10 +69,12 @@ static unsigned char *plain_destination(const quay_buffer *destination) {
 
 /* The two may overlap: windows of one storage, or the caller's pointer into a buffer. */
 static quay_status move_host(void *destination, const void *source, uint64_t size) {
-  if (size > QUAY__HOST_COPY_SMALL)
-    return quay__host_try_move(destination, source, size);
-  if (size != 0)
+  if (size > QUAY__HOST_COPY_SMALL) {
+    QUAY_TRY(quay__copy_check_environment(size));
+    quay__host_move(destination, source, size, 0);
+  } else if (size != 0) {
     memmove(destination, source, size);
+  }
   return QUAY_OK;
 }
 
@@ -91,10 +93,10 @@ static quay_status null_memory(const char *function, const char *argument, uint6
 
 static quay_status copy_in_slowly(quay_buffer *destination, const void *source, uint64_t size) {
   quay__storage *storage = destination->storage;
+  QUAY_TRY(quay__copy_check_environment(size));
   QUAY_TRY(quay__storage_make_writable(storage));
   if (size == 0)
     return QUAY_OK;
-  QUAY_TRY(quay__copy_check_threads(size));
   QUAY_TRY(quay__hazards_wait(storage, destination->offset, size, QUAY_WRITE));
   quay_allocator *allocator = storage->allocator;
   quay__copy_enter();
@@ -123,7 +125,7 @@ static quay_status copy_out_slowly(const quay_buffer *source, void *destination,
   QUAY_TRY(quay__storage_check_readable(storage));
   if (size == 0)
     return QUAY_OK;
-  QUAY_TRY(quay__copy_check_threads(size));
+  QUAY_TRY(quay__copy_check_environment(size));
   QUAY_TRY(quay__hazards_wait(storage, source->offset, size, QUAY_READ));
   quay_allocator *allocator = storage->allocator;
   quay__copy_enter();
@@ -214,6 +216,7 @@ static quay_status copy_slowly(quay_buffer *destination, uint64_t destination_of
                                const quay_buffer *source, uint64_t source_offset, uint64_t size,
                                const quay_copy_options *options) {
   QUAY_TRY(quay__storage_check_readable(source->storage));
+  QUAY_TRY(quay__copy_check_environment(size));
   if (options != NULL && options->stream != NULL && size != 0)
     QUAY_TRY(quay__stream_check(options->stream));
   QUAY_TRY(quay__storage_make_writable(destination->storage));
@@ -338,6 +341,7 @@ quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_
     return quay__storage_fail_read_only(destination->storage);
   const quay__side to = quay__copy_side(destination, destination_offset);
   const quay__side from = quay__copy_side(source, source_offset);
+  QUAY_TRY(quay__copy_check_environment(size));
   QUAY_TRY(quay__route_plan(&to, &from, size, options, out_plan));
   if (options == NULL || options->stream == NULL || size == 0)
     return QUAY_OK;
@@ -352,7 +356,6 @@ quay_status quay_copy_plan(const quay_buffer *destination, uint64_t destination_
 static quay_status fill_now(quay_buffer *buffer, const void *pattern, size_t pattern_size) {
   quay__storage *storage = buffer->storage;
   quay_allocator *allocator = storage->allocator;
-  QUAY_TRY(quay__copy_check_threads(buffer->size));
   QUAY_TRY(quay__hazards_wait(storage, buffer->offset, buffer->size, QUAY_WRITE));
   quay__copy_enter();
   const quay_status status = allocator->vtable.fill(allocator, &storage->raw, buffer->offset,
@@ -363,6 +366,7 @@ static quay_status fill_now(quay_buffer *buffer, const void *pattern, size_t pat
 static quay_status fill_slowly(quay_buffer *buffer, const void *pattern, size_t pattern_size,
                                quay_stream *stream) {
   quay__storage *storage = buffer->storage;
+  QUAY_TRY(quay__copy_check_environment(buffer->size));
   if (stream != NULL && buffer->size != 0)
     QUAY_TRY(quay__stream_check(stream));
   QUAY_TRY(quay__storage_make_writable(storage));
@@ -406,7 +410,9 @@ quay_status quay_buffer_fill(quay_buffer *buffer, const void *pattern, size_t pa
     QUAY__MARK_CALLER();
     return fill_slowly(buffer, pattern, pattern_size, NULL);
   }
-  return buffer->size != 0 ? quay__host_try_fill(to, buffer->size, pattern, pattern_size) : QUAY_OK;
+  QUAY_TRY(quay__copy_check_environment(buffer->size));
+  quay__host_fill(to, buffer->size, pattern, pattern_size);
+  return QUAY_OK;
 }
 
 quay_status quay_buffer_fill_on(quay_buffer *buffer, const void *pattern, size_t pattern_size,

@@ -137,9 +137,9 @@ quay_status quay__gather(const quay__gather_piece *pieces, size_t count, uint64_
                          bool *out_done, bool *out_moved) {
   gathering all = {.to = pieces[0].destination.allocator,
                    .device = pieces[0].destination.allocator->device};
-  uint64_t budget;
   *out_done = false;
-  QUAY_TRY(quay__environment_staging_bytes(&budget));
+  QUAY_TRY(quay__environment_check());
+  const uint64_t budget = quay__environment_staging_bytes();
   all.pieces = quay__os_calloc(quay__min(count, PIECES_MAX), sizeof all.pieces[0]);
   if (all.pieces == NULL || !open_slot(&all, budget)) {
     close_all(&all);

@@ -22,6 +22,7 @@ typedef struct many {
   size_t count;
   const quay_copy_options *options;
   uint64_t done, total; /* bytes */
+  uint64_t stopped;     /* where the progress callback has stopped a pair; 0: it has not */
   bool moved;           /* some bytes of a destination may have changed */
 } many;
 
@@ -33,7 +34,6 @@ static quay_status check_pair(const quay_copy_pair *pair, const quay_copy_option
   }
   QUAY_TRY(quay__copy_check(function, pair->destination, pair->destination_offset, pair->source,
                             pair->source_offset, pair->size, options));
-  QUAY_TRY(quay__copy_check_threads(pair->size));
   return quay__storage_check_readable(pair->source->storage);
 }
 
@@ -47,6 +47,7 @@ static quay_status check_all(const quay_copy_pair *pairs, size_t count, many *ou
     if (status != QUAY_OK)
       return quay__error_append(" (pair %zu of %zu)", i, count);
   }
+  QUAY_TRY(quay__copy_check_environment(out->total));
   if (out->options->stream != NULL && out->total != 0)
     QUAY_TRY(quay__stream_check(out->options->stream));
   /* Last, since it allocates. */
@@ -91,9 +92,12 @@ static void join_all(const quay_copy_pair *pairs, size_t count, many *out) {
 /* Moving, on the host's time. */
 
 static bool tell(void *user, uint64_t done, uint64_t total) {
-  const many *all = user;
+  many *all = user;
   (void)total;
-  return all->options->progress(all->options->progress_user, all->done + done, all->total);
+  if (all->options->progress(all->options->progress_user, all->done + done, all->total))
+    return true;
+  all->stopped = all->done + done;
+  return false;
 }
 
 static quay_status move_one(many *all, const quay__stream_pair *pair) {
@@ -107,7 +111,8 @@ static quay_status move_one(many *all, const quay__stream_pair *pair) {
       quay__route_copy(&pair->destination.side, &pair->source.side, pair->size, &options, &moved);
   all->moved = all->moved || moved || status == QUAY_OK;
   all->done += pair->size;
-  return status;
+  /* The router knows of this pair alone. */
+  return all->stopped != 0 ? quay__copy_cancelled(all->stopped, all->total) : status;
 }
 
 /* Bytes of staging. */
@@ -190,8 +195,10 @@ static quay_status sync_all(const many *all) {
 /* Moves, synchronises where that is wanted, and says what a failure has left behind. */
 static quay_status finish_now(many *all) {
   const quay_status status = move_now(all);
-  if (status != QUAY_OK)
-    return quay__copy_failed(all->moved);
+  if (status != QUAY_OK) {
+    const char *left = all->moved ? "; all destinations' bytes are undefined now" : "";
+    return quay__error_append("%s", left);
+  }
   return all->options->sync ? sync_all(all) : QUAY_OK;
 }
 

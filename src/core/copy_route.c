@@ -8,6 +8,7 @@
 
 #include "core/checked.h"
 #include "core/copy_threads.h"
+#include "core/environment.h"
 #include "core/error.h"
 #include "core/host_copy.h"
 #include "core/pair_path.h"
@@ -171,9 +172,9 @@ static quay_status move_staged(const quay__side *destination, const quay__side *
   quay__staging_plan plan;
   staged_sides sides;
   find_sides(destination, source, size, &sides);
-  quay_status status = quay__staging_plan_make(sides.destination, sides.source, size, &plan);
-  if (status == QUAY_OK)
-    status = quay__stage(sides.destination, sides.source, size, &plan, options, out_moved);
+  quay__staging_plan_make(sides.destination, sides.source, size, &plan);
+  const quay_status status =
+      quay__stage(sides.destination, sides.source, size, &plan, options, out_moved);
   quay__pair_stand_in_end(&sides.other);
   return status;
 }
@@ -188,14 +189,13 @@ static quay_status staged(const quay__side *destination, const quay__side *sourc
         quay_memory_kind_name(source->allocator->kind), source->allocator->spec,
         quay_memory_kind_name(destination->allocator->kind), destination->allocator->spec);
   }
+  QUAY_TRY(quay__environment_check());
   quay__staging_plan staging;
   staged_sides sides;
   find_sides(destination, source, size, &sides);
-  const quay_status status =
-      quay__staging_plan_make(sides.destination, sides.source, size, &staging);
+  quay__staging_plan_make(sides.destination, sides.source, size, &staging);
   const bool stands_in = sides.other.allocator != NULL;
   quay__pair_stand_in_end(&sides.other);
-  QUAY_TRY(status);
   *out_choice = (choice){
       .way = WAY_STAGED,
       .route = QUAY_ROUTE_STAGED,
@@ -217,7 +217,6 @@ static quay_status staged(const quay__side *destination, const quay__side *sourc
  * through host memory. */
 static quay_status choose(const quay__side *destination, const quay__side *source, uint64_t size,
                           const quay_copy_options *options, choice *out_choice) {
-  QUAY_TRY(quay__copy_check_threads(size));
   if (size == 0) {
     *out_choice = (choice){.way = WAY_NOTHING, .reason = "there are no bytes to move"};
   } else if (quay__plain_host_memory(destination->allocator) &&
@@ -440,14 +439,17 @@ quay_status quay__copy_progress(const quay_copy_options *options, uint64_t done,
   (void)set_caps(before.threads, before.memory);
   if (go_on)
     return QUAY_OK;
+  return quay__copy_cancelled(done, total);
+}
+
+quay_status quay__copy_cancelled(uint64_t done, uint64_t total) {
   return quay__fail(QUAY_STATUS_CANCELLED,
                     "the progress callback stopped the copy at %llu of %llu bytes",
                     (unsigned long long)done, (unsigned long long)total);
 }
 
-quay_status quay__copy_check_threads(uint64_t size) {
-  uint32_t threads;
-  return size > QUAY__HOST_COPY_SMALL ? quay__copy_threads(&threads) : QUAY_OK;
+quay_status quay__copy_check_environment(uint64_t size) {
+  return size > QUAY__HOST_COPY_SMALL ? quay__environment_check() : QUAY_OK;
 }
 
 /* Whether the call under way has said that it moves nothing. */

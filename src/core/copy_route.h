@@ -25,6 +25,8 @@ quay_status quay__route_copy(const quay__side *destination, const quay__side *so
 
 /* Tells the caller's callback, if there is one; CANCELLED if it wants to stop. */
 quay_status quay__copy_progress(const quay_copy_options *options, uint64_t done, uint64_t total);
+/* Its error. */
+quay_status quay__copy_cancelled(uint64_t done, uint64_t total);
 
 /* Appends to the thread's error that a copy left undefined bytes behind, if it has `moved` any, and
  * returns its status. */
@@ -39,7 +41,9 @@ bool quay__copy_may_have_moved(quay_status status);
 /* For a backend whose copy or fill fails before it has moved anything. */
 void quay__copy_refused(void);
 
-/* INVALID_ARGUMENT if so large a copy needs $QUAY_COPY_THREADS, and that is bad. */
-quay_status quay__copy_check_threads(uint64_t size);
+/* INVALID_ARGUMENT if $QUAY_COPY_THREADS or $QUAY_STAGING_BYTES is bad and the copy or fill a large
+ * one, of more than 1 MiB, whatever its way. Smaller ones take the default for a bad value, but for
+ * staged ones, which the router refuses. */
+quay_status quay__copy_check_environment(uint64_t size);
 
 #endif

@@ -3,7 +3,6 @@
 
 #include "core/checked.h"
 #include "core/environment.h"
-#include "core/error.h"
 #include "core/os.h"
 
 /* Two H200s at once (bench_staging --beside cuda:1 --sweep): 103 GB/s with 12 threads each, 84 with
@@ -13,18 +12,16 @@
 static _Thread_local uint32_t current_cap;
 static _Thread_local uint64_t memory_cap; /* copy.c refuses less than 4096 */
 
-quay_status quay__copy_threads(uint32_t *out_threads) {
-  QUAY_TRY(quay__environment_copy_threads(out_threads));
-  if (current_cap != 0)
-    *out_threads = (uint32_t)quay__min(*out_threads, current_cap);
-  return QUAY_OK;
+static uint32_t capped(uint32_t threads) {
+  return current_cap != 0 ? (uint32_t)quay__min(threads, current_cap) : threads;
 }
 
-quay_status quay__disk_threads(uint32_t *out_threads) {
-  QUAY_TRY(quay__environment_disk_threads(out_threads));
-  if (current_cap != 0)
-    *out_threads = (uint32_t)quay__min(*out_threads, current_cap);
-  return QUAY_OK;
+uint32_t quay__copy_threads(void) {
+  return capped(quay__environment_copy_threads());
+}
+
+uint32_t quay__disk_threads(void) {
+  return capped(quay__environment_disk_threads());
 }
 
 uint32_t quay__copy_threads_beside(uint32_t threads) {

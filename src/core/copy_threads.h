@@ -3,13 +3,13 @@
 #ifndef QUAY_CORE_COPY_THREADS_H
 #define QUAY_CORE_COPY_THREADS_H
 
-#include <quay/status.h>
+#include <stdint.h>
 
 /* At most so many threads, the caller's included: $QUAY_COPY_THREADS or its default, and no more
- * than the caller's cap. INVALID_ARGUMENT if the variable is bad. */
-quay_status quay__copy_threads(uint32_t *out_threads);
+ * than the caller's cap. */
+uint32_t quay__copy_threads(void);
 /* The same for threads that mostly wait for a disk, which may be more than there are processors. */
-quay_status quay__disk_threads(uint32_t *out_threads);
+uint32_t quay__disk_threads(void);
 
 /* Of one that may have `threads`: how many while copies to other devices are under way, which slow
  * down the host's memory for each other. No more if somebody has chosen the number. */

@@ -1,6 +1,7 @@
 /* The environment variables; no other file reads any. A variable that is not set, or empty, is its
- * default. A bad value is never ignored: quay_allocator_open() refuses it, and so does each later
- * call that needs it, before it moves a byte. */
+ * default. quay__environment_check() refuses a bad value: quay_allocator_open() asks it, and each
+ * large copy and fill before it moves a byte. To what is asked after that, a bad one is its
+ * default, too. */
 #ifndef QUAY_CORE_ENVIRONMENT_H
 #define QUAY_CORE_ENVIRONMENT_H
 
@@ -11,13 +12,13 @@ const char *quay__environment_backend(void);
 
 /* $QUAY_COPY_THREADS: at most so many threads in one copy, the caller's included; 1 to 1024.
  * Default: the smaller of 8 and the processors. Read at each call. */
-quay_status quay__environment_copy_threads(uint32_t *out_threads);
+uint32_t quay__environment_copy_threads(void);
 /* The same for threads that wait for a disk: without the variable 16, however few processors. */
-quay_status quay__environment_disk_threads(uint32_t *out_threads);
+uint32_t quay__environment_disk_threads(void);
 
 /* $QUAY_STAGING_BYTES: the process's budget of host memory for staging, with units as in specs; at
  * least 64 KiB. Default: 64 MiB. Read at each call. */
-quay_status quay__environment_staging_bytes(uint64_t *out_bytes);
+uint64_t quay__environment_staging_bytes(void);
 
 /* Whether the variables are set, and the defaults not to be improved on. */
 bool quay__environment_sets_copy_threads(void);

@@ -118,26 +118,14 @@ void quay__host_stream(void *to, const void *from, uint64_t size) {
 
 #endif
 
-/* The process's number of threads where the caller has no wish. A bad $QUAY_COPY_THREADS was
- * reported by whoever began the copy; should it have become bad since, it means one thread. */
-static uint32_t resolve_threads(uint32_t threads) {
-  if (threads != 0)
-    return threads;
-  quay__error_state before;
-  quay__error_save(&before);
-  if (quay__copy_threads(&threads) == QUAY_OK)
-    return threads;
-  quay__error_restore(&before);
-  return 1;
-}
-
 void quay__host_copy_plan(uint64_t size, uint32_t threads, uint32_t *out_threads,
                           uint64_t *out_chunk) {
   *out_threads = 1;
   *out_chunk = size;
   if (size < SHARED_BYTES)
     return;
-  threads = resolve_threads(threads);
+  if (threads == 0)
+    threads = quay__copy_threads();
   if (threads == 1 || (threads == 2 && size < SHARED_BY_TWO_BYTES))
     return;
   const uint64_t share = size / threads / CHUNKS_PER_THREAD;
@@ -218,18 +206,6 @@ void quay__host_move(void *destination, const void *source, uint64_t size, uint3
   }
 }
 
-/* Nothing has moved if this fails. */
-static quay_status check_threads(uint64_t size) {
-  uint32_t threads;
-  return size > QUAY__HOST_COPY_SMALL ? quay__copy_threads(&threads) : QUAY_OK;
-}
-
-quay_status quay__host_try_move(void *destination, const void *source, uint64_t size) {
-  QUAY_TRY(check_threads(size));
-  quay__host_move(destination, source, size, 0);
-  return QUAY_OK;
-}
-
 /* What a fill repeats: a whole number of patterns of every size, small enough to stay in the first
  * cache and long enough for memcpy to be fast. */
 #define FILL_BLOCK 4096u
@@ -290,11 +266,4 @@ void quay__host_fill(void *destination, uint64_t size, const void *pattern, size
       .size = size - first,
   };
   run_fill(&split);
-}
-
-quay_status quay__host_try_fill(void *destination, uint64_t size, const void *pattern,
-                                size_t pattern_size) {
-  QUAY_TRY(check_threads(size));
-  quay__host_fill(destination, size, pattern, pattern_size);
-  return QUAY_OK;
 }

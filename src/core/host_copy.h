@@ -19,14 +19,8 @@ void quay__host_stream(void *to, const void *from, uint64_t size);
 /* As memmove. */
 void quay__host_move(void *destination, const void *source, uint64_t size, uint32_t threads);
 
-/* Repeats a pattern of 1, 2, 4, 8 or 16 bytes. */
+/* Repeats a pattern of 1, 2, 4, 8 or 16 bytes, by the process's threads. */
 void quay__host_fill(void *destination, uint64_t size, const void *pattern, size_t pattern_size);
-
-/* As quay__host_move() and quay__host_fill() with the process's threads. INVALID_ARGUMENT if the
- * range is large and $QUAY_COPY_THREADS bad; then nothing was written. */
-quay_status quay__host_try_move(void *destination, const void *source, uint64_t size);
-quay_status quay__host_try_fill(void *destination, uint64_t size, const void *pattern,
-                                size_t pattern_size);
 
 /* How quay__host_copy() would do it, for copy plans. */
 void quay__host_copy_plan(uint64_t size, uint32_t threads, uint32_t *out_threads,

@@ -330,7 +330,7 @@ quay_status quay__stage(const quay__side *destination, const quay__side *source,
   if (!begun && plan->pin != NULL) {
     /* The device refuses to page-lock memory: by calls, then. */
     quay__staging_plan calls;
-    QUAY_TRY(quay__staging_plan_make(destination, source, size, &calls));
+    quay__staging_plan_make(destination, source, size, &calls);
     if (calls.pin == NULL)
       return quay__stage(destination, source, size, &calls, options, out_moved);
   }

@@ -27,9 +27,9 @@ typedef struct quay__staging_plan {
 } quay__staging_plan;
 
 /* `size` is above 0; of threads and memory as many as the copy under way may have
- * (core/copy_threads.h). INVALID_ARGUMENT if $QUAY_STAGING_BYTES or $QUAY_COPY_THREADS is bad. */
-quay_status quay__staging_plan_make(const quay__side *destination, const quay__side *source,
-                                    uint64_t size, quay__staging_plan *out_plan);
+ * (core/copy_threads.h). */
+void quay__staging_plan_make(const quay__side *destination, const quay__side *source, uint64_t size,
+                             quay__staging_plan *out_plan);
 
 /* `out_moved`: on failure, whether bytes of the destination may have changed. */
 quay_status quay__stage(const quay__side *destination, const quay__side *source, uint64_t size,

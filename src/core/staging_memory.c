@@ -205,16 +205,10 @@ static quay_status touch_part(void *context, uint64_t index) {
 }
 
 static void touch(const segment *of, int32_t node) {
-  uint32_t threads = 1;
-  quay__error_state before;
-  quay__error_save(&before);
-  if (quay__copy_threads(&threads) != QUAY_OK)
-    threads = 1; /* whoever began the copy has told */
-  quay__error_restore(&before);
   touching job = {.of = of, .node = node};
   /* The task can't fail. */
   const quay_status status =
-      quay__workers_run(threads, (of->size - 1) / TOUCHED + 1, touch_part, &job);
+      quay__workers_run(quay__copy_threads(), (of->size - 1) / TOUCHED + 1, touch_part, &job);
   (void)status;
 }
 

@@ -142,13 +142,12 @@ static void plan_transfers(uint64_t size, uint64_t allowed, cut wish, uint32_t h
   inout_plan->ramps = true;
 }
 
-static quay_status begin_plan(uint64_t *out_allowed, quay__staging_plan *out_plan) {
-  *out_plan = (quay__staging_plan){.budget = 0};
-  QUAY_TRY(quay__environment_staging_bytes(&out_plan->budget));
-  out_plan->budget_grows = !quay__environment_sets_staging_bytes();
-  QUAY_TRY(quay__copy_threads(&out_plan->threads));
-  *out_allowed = quay__copy_memory(out_plan->budget);
-  return QUAY_OK;
+static quay__staging_plan begin_plan(void) {
+  return (quay__staging_plan){
+      .budget = quay__environment_staging_bytes(),
+      .budget_grows = !quay__environment_sets_staging_bytes(),
+      .threads = quay__copy_threads(),
+  };
 }
 
 static bool transfers(const quay_allocator *allocator) {
@@ -188,10 +187,10 @@ static const char *reason_of(const quay__side *destination, const quay__side *so
   return "no direct path between the two: through host memory in chunks";
 }
 
-quay_status quay__staging_plan_make(const quay__side *destination, const quay__side *source,
-                                    uint64_t size, quay__staging_plan *out_plan) {
-  uint64_t allowed;
-  QUAY_TRY(begin_plan(&allowed, out_plan));
+void quay__staging_plan_make(const quay__side *destination, const quay__side *source, uint64_t size,
+                             quay__staging_plan *out_plan) {
+  *out_plan = begin_plan();
+  const uint64_t allowed = quay__copy_memory(out_plan->budget);
   const quay_device *to = destination->allocator->device, *from = source->allocator->device;
   const bool in = transfers(destination->allocator);
   const bool out = transfers(source->allocator) && (!in || quay__staging_memory_serves(to, from));
@@ -214,21 +213,15 @@ quay_status quay__staging_plan_make(const quay__side *destination, const quay__s
   /* One chunk need not be two, and those of less than pages are cut anywhere. */
   if (size <= out_plan->chunk || out_plan->chunk % PAGE != 0 || out_plan->past_cut >= PAGE)
     out_plan->past_cut = 0;
-  return QUAY_OK;
 }
 
 bool quay__host_stage_plan(const quay_allocator *allocator, bool into, uint64_t size,
                            quay__staging_plan *out_plan) {
-  quay__error_state before;
-  quay__error_save(&before);
-  uint64_t allowed;
-  const bool good =
-      !quay__thread_in_staging && transfers(allocator) && begin_plan(&allowed, out_plan) == QUAY_OK;
-  quay__error_restore(&before);
-  if (!good)
+  if (quay__thread_in_staging || !transfers(allocator))
     return false;
-  plan_transfers(size, allowed, cut_of(into ? allocator->device : NULL), out_plan->threads,
-                 out_plan);
+  *out_plan = begin_plan();
+  plan_transfers(size, quay__copy_memory(out_plan->budget), cut_of(into ? allocator->device : NULL),
+                 out_plan->threads, out_plan);
   out_plan->pin = allocator->device;
   return true;
 }

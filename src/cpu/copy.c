@@ -6,27 +6,31 @@
 quay_status quay__cpu_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
                               uint64_t offset, const void *source, uint64_t size) {
   (void)allocator;
-  return quay__host_try_move(quay__cpu_at(destination, offset), source, size);
+  quay__host_move(quay__cpu_at(destination, offset), source, size, 0);
+  return QUAY_OK;
 }
 
 quay_status quay__cpu_copy_out(quay_allocator *allocator, const quay_raw_buffer *source,
                                uint64_t offset, void *destination, uint64_t size) {
   (void)allocator;
-  return quay__host_try_move(destination, quay__cpu_at(source, offset), size);
+  quay__host_move(destination, quay__cpu_at(source, offset), size, 0);
+  return QUAY_OK;
 }
 
 quay_status quay__cpu_copy_within(quay_allocator *allocator, quay_raw_buffer *destination,
                                   uint64_t destination_offset, const quay_raw_buffer *source,
                                   uint64_t source_offset, uint64_t size) {
   (void)allocator;
-  return quay__host_try_move(quay__cpu_at(destination, destination_offset),
-                             quay__cpu_at(source, source_offset), size);
+  quay__host_move(quay__cpu_at(destination, destination_offset),
+                  quay__cpu_at(source, source_offset), size, 0);
+  return QUAY_OK;
 }
 
 quay_status quay__cpu_fill(quay_allocator *allocator, quay_raw_buffer *raw, uint64_t offset,
                            uint64_t size, const void *pattern, size_t pattern_size) {
   (void)allocator;
-  return quay__host_try_fill(quay__cpu_at(raw, offset), size, pattern, pattern_size);
+  quay__host_fill(quay__cpu_at(raw, offset), size, pattern, pattern_size);
+  return QUAY_OK;
 }
 
 void quay__cpu_copy_info(quay_allocator *allocator, const quay_raw_buffer *destination,

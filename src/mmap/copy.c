@@ -312,9 +312,9 @@ static quay_status transfer_in_pieces(transfer *job, uint32_t threads) {
 }
 
 /* What can be told before the first byte has moved. */
-static quay_status check_before(const transfer *job, uint32_t *out_threads) {
-  quay_status status = quay__copy_threads(out_threads);
-  if (status == QUAY_OK && job->other != NULL)
+static quay_status check_before(const transfer *job) {
+  quay_status status = QUAY_OK;
+  if (job->other != NULL)
     status = quay__mapping_check_size(job->other);
   if (status == QUAY_OK)
     status = quay__mapping_check_size(job->mapping);
@@ -340,10 +340,12 @@ static move_function writer_of_large(const transfer *job, uint32_t threads) {
 static quay_status transfer_run(transfer *job) {
   const bool large = job->size >= PARALLEL_MIN;
   uint32_t threads = 1;
-  if (large)
-    QUAY_TRY(check_before(job, &threads));
+  if (large) {
+    QUAY_TRY(check_before(job));
+    threads = quay__copy_threads();
+  }
   if (job->cold)
-    QUAY_TRY(quay__disk_threads(&threads));
+    threads = quay__disk_threads();
   if (job->move == quay__mmap_write_file && (large || is_piece_of_larger(job)))
     job->move = writer_of_large(job, threads);
   /* Those that pwrite wait for each other in the kernel, and plain copies split themselves. */
@@ -491,15 +493,9 @@ static quay_status bounce_piece(void *context, uint64_t index) {
 static quay_status bounce_together(const within *job) {
   const uint64_t pieces = (job->size - 1) / BOUNCE_SIZE + 1;
   const uint64_t most = quay__copy_memory(BOUNCES * BOUNCE_SIZE) / BOUNCE_SIZE;
-  uint32_t threads;
   if (pieces == 1 || most <= 1)
     return copy_bounced(job, false);
-  const quay_status status = quay__disk_threads(&threads);
-  if (status != QUAY_OK) {
-    quay__copy_refused();
-    return status;
-  }
-  threads = (uint32_t)quay__min(quay__min(threads, most), pieces);
+  const uint32_t threads = (uint32_t)quay__min(quay__min(quay__disk_threads(), most), pieces);
   bouncing all = {.job = job,
                   .memory = quay__os_aligned_alloc(quay__os_page_size(), threads * BOUNCE_SIZE)};
   if (all.memory == NULL)
@@ -548,16 +544,6 @@ quay_status quay__mmap_copy_within(quay_allocator *allocator, quay_raw_buffer *d
 
 /* Plans. */
 
-/* The router has reported a bad $QUAY_COPY_THREADS. */
-static uint32_t threads_of(quay_status (*ask)(uint32_t *out_threads)) {
-  quay__error_state before;
-  quay__error_save(&before);
-  uint32_t threads = 1;
-  if (ask(&threads) != QUAY_OK)
-    quay__error_restore(&before);
-  return threads;
-}
-
 static void plan_pieces(uint64_t size, uint64_t piece, uint32_t threads,
                         quay_across_info *out_info) {
   out_info->chunk = piece;
@@ -573,7 +559,7 @@ static void plan_move(const quay__mapping *mapping, move_function move, uint64_t
     quay__host_copy_plan(size, 0, &out_info->threads, &out_info->chunk);
     return;
   }
-  const uint32_t threads = threads_of(quay__copy_threads);
+  const uint32_t threads = quay__copy_threads();
   if (move == quay__mmap_write_file && !quay__mmap_writes_together(mapping, threads))
     return;
   plan_pieces(size, piece_of(size, threads), threads, out_info);
@@ -584,7 +570,7 @@ static void plan_read(const quay__mapping *mapping, uint64_t offset, uint64_t si
   out_info->from_disk = is_cold(mapping, offset, size);
   out_info->past_cut = offset & (PAGE - 1);
   if (out_info->from_disk) {
-    const uint32_t threads = threads_of(quay__disk_threads);
+    const uint32_t threads = quay__disk_threads();
     plan_pieces(size, cold_piece_of(mapping, size, threads), threads, out_info);
   } else {
     plan_move(mapping, reader_of(mapping), size, out_info);
@@ -597,7 +583,7 @@ static void plan_within(const quay__mapping *to, const quay__mapping *from, uint
   if (bounces(to, from)) {
     const uint64_t chunk = quay__min(size, quay__copy_memory(BOUNCE_SIZE));
     const uint64_t most = quay__max(quay__copy_memory(BOUNCES * BOUNCE_SIZE) / BOUNCE_SIZE, 1);
-    const uint32_t threads = (uint32_t)quay__min(threads_of(quay__disk_threads), most);
+    const uint32_t threads = (uint32_t)quay__min(quay__disk_threads(), most);
     plan_pieces(size, chunk, threads, out_info);
     out_info->staging_bytes = out_info->chunk * out_info->threads;
   } else {

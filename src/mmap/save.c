@@ -164,6 +164,7 @@ static quay_status write_window(const quay_buffer *buffer, const quay__atomic_fi
 static quay_status save(const quay_buffer *buffer, const char *path,
                         const quay_save_options *options) {
   QUAY_TRY(quay__storage_check_readable(buffer->storage));
+  QUAY_TRY(quay__copy_check_environment(buffer->size));
   QUAY_TRY(quay__hazards_wait(buffer->storage, buffer->offset, buffer->size, QUAY_READ));
   quay__atomic_file fresh;
   QUAY_TRY(quay__atomic_file_begin(path, options->permissions, &fresh));

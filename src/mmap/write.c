@@ -74,12 +74,7 @@ bool quay__mmap_writes_together(const quay__mapping *mapping, uint32_t threads) 
   if (!quay__thread_in_staging)
     return threads > 1;
   /* A piece of a staged copy: others of it are written meanwhile, if there are several threads. */
-  quay__error_state before;
-  quay__error_save(&before);
-  uint32_t all = 1;
-  if (quay__environment_copy_threads(&all) != QUAY_OK)
-    quay__error_restore(&before);
-  return all > 1;
+  return quay__environment_copy_threads() > 1;
 }
 
 /* Whether the whole range seems to be in the page cache. */

@@ -275,7 +275,7 @@ static uint32_t lanes_of(uint64_t size, uint32_t threads) {
 static quay_status copy_in_parts(split *of) {
   uint32_t threads = 1;
   if (of->size >= 2 * PART_BYTES)
-    QUAY_TRY(quay__copy_threads(&threads));
+    threads = quay__copy_threads();
   const uint32_t parts = lanes_of(of->size, threads);
   of->chunk = quay__vulkan_chunk(parts);
   of->part = of->size;
@@ -292,13 +292,15 @@ static quay_status copy_in_parts(split *of) {
  * fork. */
 static quay_status move_by_host(void *destination, const void *source, uint64_t size) {
   QUAY_TRY(quay__vulkan_check_callable());
-  return quay__host_try_move(destination, source, size);
+  quay__host_move(destination, source, size, 0);
+  return QUAY_OK;
 }
 
 static quay_status fill_by_host(void *destination, uint64_t size, const void *pattern,
                                 size_t pattern_size) {
   QUAY_TRY(quay__vulkan_check_callable());
-  return quay__host_try_fill(destination, size, pattern, pattern_size);
+  quay__host_fill(destination, size, pattern, pattern_size);
+  return QUAY_OK;
 }
 
 quay_status quay__vulkan_copy_in(quay_allocator *allocator, quay_raw_buffer *destination,
@@ -388,11 +390,7 @@ void quay__vulkan_copy_info(quay_allocator *allocator, const quay_raw_buffer *de
                   "filled or emptied while the device copies";
     return;
   }
-  uint32_t threads = 1;
-  quay__error_shield();
-  (void)quay__copy_threads(&threads); /* the copy itself says if the variable is bad */
-  quay__error_unshield();
-  out_info->threads = lanes_of(size, threads);
+  out_info->threads = lanes_of(size, quay__copy_threads());
   out_info->chunk = quay__min(size, quay__vulkan_chunk(out_info->threads));
   /* Of the slots of its lane each thread fills or empties one while the device is at the other. */
   out_info->staging_bytes = quay__min(size, (uint64_t)out_info->threads * 2 * out_info->chunk);

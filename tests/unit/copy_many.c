@@ -2,6 +2,7 @@
  * something fails. */
 #include <criterion/criterion.h>
 #include <quay/quay.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -183,6 +184,29 @@ static bool stop(void *user, uint64_t done, uint64_t total) {
   (void)done;
   (void)total;
   return false;
+}
+
+static bool stop_later(void *user, uint64_t done, uint64_t total) {
+  *(uint64_t *)user = done;
+  return done < total / 2;
+}
+
+Test(copy_many, a_stop_is_told_of_the_whole_list) {
+  static const char *const specs[] = {"cpu", "cuda:0"};
+  for (int i = 0; i < 2; i++) {
+    model m = open_model(specs[i]);
+    uint64_t done = 0;
+    const quay_copy_options options = {.progress = stop_later, .progress_user = &done};
+    MUST_FAIL(quay_copy_many(m.pairs, TENSORS, &options), CANCELLED);
+    char expected[200];
+    snprintf(
+        expected, sizeof expected,
+        "the progress callback stopped the copy at %llu of %llu bytes; all destinations' bytes "
+        "are undefined now",
+        (unsigned long long)done, (unsigned long long)FILE_SIZE);
+    cr_expect_str_eq(quay_last_error()->message, expected);
+    close_model(&m);
+  }
 }
 
 Test(copy_many, progress_is_told_of_all_pairs_together_and_can_stop_them) {

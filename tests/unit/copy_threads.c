@@ -185,55 +185,121 @@ Test(copy_threads, a_copy_in_a_progress_callback_is_not_held_to_the_outer_ones_t
 
 /* A bad value in the environment. */
 
-static void refused(quay_status status, const char *what) {
+static void refused(quay_status status, const char *variable, const char *what) {
   const char *message = quay_last_error()->message;
-  cr_expect_eq(status, QUAY_STATUS_INVALID_ARGUMENT, "%s", what);
-  cr_expect_not_null(strstr(message, "QUAY_COPY_THREADS is \"junk\""), "%s: %s", what, message);
+  cr_expect_eq(status, QUAY_STATUS_INVALID_ARGUMENT, "%s: %s", variable, what);
+  cr_expect_not_null(strstr(message, variable), "%s: %s", what, message);
+  cr_expect_not_null(strstr(message, " is \"junk\""), "%s: %s", what, message);
   cr_expect_null(strstr(message, "undefined"), "%s: %s", what, message);
   quay_error_clear();
 }
 
-static void check_refusals(int way) {
+static void check_refusals(const char *variable, int way) {
   quay_buffer *to, *from;
-  unsetenv("QUAY_COPY_THREADS");
   open_way(way, &to, &from);
   unsigned char *bytes = calloc(1, SIZE);
   cr_assert_not_null(bytes);
-  setenv("QUAY_COPY_THREADS", "junk", 1);
+  setenv(variable, "junk", 1);
   quay_copy_plan_info plan;
-  refused(quay_copy_plan(to, 0, from, 0, SIZE, NULL, &plan), "plan");
-  refused(quay_buffer_copy_in(to, bytes, SIZE), "copy_in");
-  refused(quay_buffer_copy_out(from, bytes, SIZE), "copy_out");
+  refused(quay_copy_plan(to, 0, from, 0, SIZE, NULL, &plan), variable, "plan");
+  refused(quay_buffer_copy_in(to, bytes, SIZE), variable, "copy_in");
+  refused(quay_buffer_copy_out(from, bytes, SIZE), variable, "copy_out");
   cr_expect_eq(bytes[SIZE / 2], 0);
-  refused(quay_buffer_copy_from(to, from), "copy_from");
-  refused(quay_buffer_copy_region(to, 0, from, 0, SIZE, NULL), "copy_region");
+  refused(quay_buffer_copy_from(to, from), variable, "copy_from");
+  refused(quay_buffer_copy_region(to, 0, from, 0, SIZE, NULL), variable, "copy_region");
   refused(quay_buffer_copy_region(to, 0, from, 0, SIZE, &(quay_copy_options){.max_threads = 2}),
-          "copy_region with options");
-  refused(quay_buffer_fill(to, "x", 1), "fill");
-  refused(quay_buffer_save(from, test_path("saved"), NULL), "save");
-  unsetenv("QUAY_COPY_THREADS");
-  pattern_check_buffer(to, 0, 1);
+          variable, "copy_region with options");
+  quay_copy_pair halves[] = {
+      {.destination = to, .source = from, .size = MIB},
+      {.destination = to,
+       .destination_offset = 2 * MIB,
+       .source = from,
+       .source_offset = 2 * MIB,
+       .size = MIB},
+  };
+  refused(quay_copy_many(halves, 2, NULL), variable, "copy_many");
+  refused(quay_buffer_fill(to, "x", 1), variable, "fill");
+  refused(quay_buffer_save(from, test_path("saved"), NULL), variable, "save");
+  cr_expect_neq(access(test_path("saved"), F_OK), 0);
+  unsetenv(variable);
+  pattern_check_buffer(to, 0, way == INTO_PRIVATE || way == FILE_INTO_PRIVATE ? 2 : 1);
   free(bytes);
   quay_buffer_release(to);
   quay_buffer_release(from);
 }
 
-Test(copy_threads, a_bad_number_in_the_environment_is_an_error_of_every_large_copy_and_fill) {
-  for (int way = 0; way < WAYS; way++)
-    check_refusals(way);
+static const char *const variables[] = {"QUAY_COPY_THREADS", "QUAY_STAGING_BYTES"};
+
+static void begin_unset(void) {
+  test_files_begin();
+  MUST(late_register(NULL));
+  for (size_t i = 0; i < 2; i++)
+    unsetenv(variables[i]);
 }
 
-Test(copy_threads, a_bad_number_in_the_environment_does_not_concern_small_copies) {
+static void end_unset(void) {
+  MUST(late_unregister());
+  test_files_end();
+}
+
+TestSuite(bad_environment, .init = begin_unset, .fini = end_unset);
+
+Test(bad_environment, every_large_copy_and_fill_is_refused) {
+  for (size_t i = 0; i < 2; i++) {
+    for (int way = 0; way < ALL_WAYS; way++)
+      check_refusals(variables[i], way);
+  }
+}
+
+Test(bad_environment, a_lazy_destination_stays_so) {
+  const int64_t size = SIZE;
+  quay_buffer *from = host_buffer("cpu", 1), *to;
+  quay_allocator *allocator = open_spec("cpu");
+  MUST(quay_buffer_create_lazy(allocator, QUAY_U8, 1, &size, NULL, &to));
+  quay_allocator_release(allocator);
+  for (size_t i = 0; i < 2; i++) {
+    setenv(variables[i], "junk", 1);
+    refused(quay_buffer_copy_from(to, from), variables[i], "copy_from");
+    refused(quay_buffer_fill(to, "x", 1), variables[i], "fill");
+    unsetenv(variables[i]);
+    cr_expect_not(quay_buffer_is_allocated(to));
+  }
+  quay_buffer_release(to);
+  quay_buffer_release(from);
+}
+
+Test(bad_environment, small_copies_take_the_defaults) {
   quay_buffer *buffer = pattern_buffer(NULL, 1000, 1);
   unsigned char bytes[1000];
-  setenv("QUAY_COPY_THREADS", "junk", 1);
+  for (size_t i = 0; i < 2; i++)
+    setenv(variables[i], "junk", 1);
   MUST(quay_buffer_copy_out(buffer, bytes, sizeof bytes));
   MUST(quay_buffer_fill(buffer, "x", 1));
   quay_buffer_release(buffer);
 }
 
-Test(copy_threads, no_allocator_is_opened_with_a_bad_environment) {
-  static const char *const variables[] = {"QUAY_COPY_THREADS", "QUAY_STAGING_BYTES"};
+Test(bad_environment, small_staged_copies_are_refused_by_the_copy_and_its_plan) {
+  const uint64_t sizes[] = {1, 4096, MIB};
+  for (size_t i = 0; i < 2; i++) {
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+      quay_allocator *one = open_spec("late:0"), *other = open_spec("late:2");
+      quay_buffer *to = pattern_buffer(one, sizes[s], 1),
+                  *from = pattern_buffer(other, sizes[s], 2);
+      quay_allocator_release(one);
+      quay_allocator_release(other);
+      setenv(variables[i], "junk", 1);
+      quay_copy_plan_info plan;
+      refused(quay_copy_plan(to, 0, from, 0, sizes[s], NULL, &plan), variables[i], "plan");
+      refused(quay_buffer_copy_from(to, from), variables[i], "copy_from");
+      unsetenv(variables[i]);
+      pattern_check_buffer(to, 0, 1);
+      quay_buffer_release(to);
+      quay_buffer_release(from);
+    }
+  }
+}
+
+Test(bad_environment, no_allocator_is_opened) {
   for (size_t i = 0; i < 2; i++) {
     quay_allocator *allocator = NULL;
     setenv(variables[i], "junk", 1);

@@ -73,8 +73,7 @@ Test(cuda_cold, a_file_that_is_there_has_the_threads_and_slots_of_any_other_copy
   check_plan(&both, 0, 4, MIB, 16);
   check_plan(&direct, 0, 4, MIB, 16);
   unsetenv("QUAY_COPY_THREADS");
-  uint32_t usual;
-  MUST(quay__copy_threads(&usual));
+  const uint32_t usual = quay__copy_threads();
   check_plan(&both, 0, usual, MIB, usual == 1 ? 8 : usual < 6 ? 4 * usual : 24);
   close_sides(&both);
   close_sides(&direct);

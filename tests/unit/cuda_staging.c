@@ -374,6 +374,42 @@ Test(cuda_staging, every_byte_arrives_within_a_tiny_budget) {
   cr_assert_leq(pinned_bytes(), 320 * KIB); /* and the lanes' */
 }
 
+static quay_buffer *new_pattern(const char *spec, uint64_t size, unsigned salt) {
+  quay_allocator *allocator = open_spec(spec);
+  quay_buffer *buffer = pattern_buffer(allocator, size, salt);
+  quay_allocator_release(allocator);
+  return buffer;
+}
+
+/* Both the copy and its plan, or neither. */
+static void check_bad_budget(const char *to, const char *from, uint64_t size, bool refuses) {
+  quay_buffer *destination = new_pattern(to, size, 1), *source = new_pattern(from, size, 2);
+  setenv("QUAY_STAGING_BYTES", "junk", 1);
+  quay_copy_plan_info plan;
+  const quay_status planned = quay_copy_plan(destination, 0, source, 0, size, NULL, &plan);
+  const quay_status copied = quay_buffer_copy_from(destination, source);
+  unsetenv("QUAY_STAGING_BYTES");
+  cr_expect_eq(planned, refuses ? QUAY_STATUS_INVALID_ARGUMENT : QUAY_OK, "%s to %s", from, to);
+  cr_expect_eq(copied, planned, "%s to %s", from, to);
+  if (!refuses)
+    cr_expect_null(strstr(plan.reason, "refused"), "%s", plan.reason);
+  pattern_check_buffer(destination, 0, refuses ? 1 : 2);
+  quay_buffer_release(destination);
+  quay_buffer_release(source);
+}
+
+Test(cuda_staging, a_bad_budget_is_refused_by_large_copies_of_ordinary_memory_and_by_their_plans) {
+  const char *const pairs[][2] = {{"cuda:0", "cpu"},
+                                  {"cpu", "cuda:0"},
+                                  {"pool+cuda:0", "cpu"},
+                                  {"guard+cpu", "cuda:0"},
+                                  {"cuda:0,memory=managed", "cpu"}};
+  for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+    check_bad_budget(pairs[i][0], pairs[i][1], 4 * MIB, true);
+    check_bad_budget(pairs[i][0], pairs[i][1], 512 * KIB, false);
+  }
+}
+
 Test(cuda_staging, windows_at_odd_offsets_leave_their_neighbours_alone) {
   quay_allocator *device = open_spec("cuda:0");
   const uint64_t size = 4 * MIB, from = 12347, to = 777, part = 3 * MIB + 5;
