@@ -454,20 +454,25 @@ Test(cpu, copy_in_from_the_very_memory_that_is_written_behaves_as_memmove) {
 Test(cpu, a_bad_number_of_copy_threads_fails_large_copies_before_they_move_anything) {
   quay_allocator *allocator = open_allocator("cpu");
   const uint64_t size = 2 * MIB;
-  quay_raw_buffer raw = alloc(allocator, size, 0, true);
+  const int64_t shape[] = {2 * MIB};
+  quay_buffer *buffer = NULL, *part = NULL;
+  cr_assert_eq(quay_buffer_create(allocator, QUAY_U8, 1, shape, NULL, &buffer), QUAY_OK);
+  cr_assert_eq(quay_buffer_view(buffer, 0, KIB, &part), QUAY_OK);
+  cr_assert_eq(quay_buffer_fill(buffer, "\3", 1), QUAY_OK);
   unsigned char *source = malloc(size);
   memset(source, 7, size);
   cr_assert_eq(setenv("QUAY_COPY_THREADS", "many", 1), 0);
-  cr_assert_eq(allocator->vtable.copy_in(allocator, &raw, 0, source, size),
-               QUAY_STATUS_INVALID_ARGUMENT);
+  cr_assert_eq(quay_buffer_copy_in(buffer, source, size), QUAY_STATUS_INVALID_ARGUMENT);
   cr_assert_not_null(strstr(quay_last_error()->message, "many"));
-  cr_assert_eq(allocator->vtable.fill(allocator, &raw, 0, size, source, 1),
-               QUAY_STATUS_INVALID_ARGUMENT);
+  cr_assert_eq(quay_buffer_fill(buffer, source, 1), QUAY_STATUS_INVALID_ARGUMENT);
+  const void *bytes = NULL;
+  cr_assert_eq(quay_buffer_host_bytes(buffer, &bytes, NULL), QUAY_OK);
   for (uint64_t i = 0; i < size; i++)
-    cr_assert_eq(pointer_of(&raw)[i], 0);
-  cr_assert_eq(allocator->vtable.copy_in(allocator, &raw, 0, source, KIB), QUAY_OK);
+    cr_assert_eq(((const unsigned char *)bytes)[i], 3);
+  cr_assert_eq(quay_buffer_copy_in(part, source, KIB), QUAY_OK);
   free(source);
-  quay_raw_buffer_free(&raw);
+  quay_buffer_release(part);
+  quay_buffer_release(buffer);
   quay_allocator_release(allocator);
 }
 
