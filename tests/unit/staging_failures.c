@@ -192,6 +192,7 @@ Test(staging_failures, without_memory_for_a_later_slot_the_copy_goes_on_with_few
 struct background {
   pthread_t thread;
   const two_sides *two;
+  atomic_bool *ended;
   quay_status status;
   char message[256];
 };
@@ -200,6 +201,7 @@ static void *copy_in_background(void *argument) {
   struct background *own = argument;
   own->status = copy_sides(own->two, NULL);
   snprintf(own->message, sizeof own->message, "%s", quay_last_error()->message);
+  atomic_store(own->ended, true);
   return NULL;
 }
 
@@ -209,30 +211,48 @@ static void check_message(uint32_t nth, const char *message) {
   cr_assert_eq(strstr(message, "undefined") != NULL, nth > 2, "slot %u: %s", nth, message);
 }
 
+/* Two copies that are to take turns. */
+typedef struct turns {
+  atomic_bool on;
+  atomic_bool met;    /* one has waited for the other's slot */
+  atomic_bool parted; /* one has ended */
+} turns;
+
+/* The first one waits for the second, whose thread may be late on a busy machine. */
 static quay_status take_time(void *user, quay_use_mode mode, uint64_t offset, uint64_t size) {
   (void)mode;
   (void)offset;
   (void)size;
-  if (atomic_load((atomic_bool *)user))
-    sleep_us(1000);
+  turns *both = user;
+  if (!atomic_load(&both->on))
+    return QUAY_OK;
+  for (int i = 0; i < 20000 && !atomic_load(&both->met) && !atomic_load(&both->parted); i++) {
+    if (quay__staging_awaited())
+      atomic_store(&both->met, true);
+    sleep_us(500);
+  }
+  sleep_us(1000);
   return QUAY_OK;
 }
 
 /* A copy that gave way needs its slot again in the middle: the n-th slot of the two fails. */
 Test(staging_failures, memory_that_runs_out_midway_is_an_error_that_says_so) {
   setenv("QUAY_STAGING_BYTES", "64KiB", 1);
-  atomic_bool on = false;
-  two_sides first = two_manual(30 * CHUNK, take_time, &on);
-  two_sides second = two_manual(30 * CHUNK, take_time, &on);
-  atomic_store(&on, true);
+  turns both = {.on = false};
+  two_sides first = two_manual(30 * CHUNK, take_time, &both);
+  two_sides second = two_manual(30 * CHUNK, take_time, &both);
+  atomic_store(&both.on, true);
   /* One slot of the budget is somebody's, so that the two take turns with the other one. */
   quay__staging_force_hold(32 * KIB);
   unsigned failed = 0;
   for (uint32_t nth = 1; nth <= 6; nth++) {
-    struct background other = {.two = &first};
+    struct background other = {.two = &first, .ended = &both.parted};
+    atomic_store(&both.met, false);
+    atomic_store(&both.parted, false);
     slots.fail_at = nth;
     cr_assert_eq(pthread_create(&other.thread, NULL, copy_in_background, &other), 0);
     const quay_status status = copy_sides(&second, NULL);
+    atomic_store(&both.parted, true);
     failed += status != QUAY_OK;
     if (status != QUAY_OK)
       check_message(nth, quay_last_error()->message);
@@ -242,7 +262,7 @@ Test(staging_failures, memory_that_runs_out_midway_is_an_error_that_says_so) {
       check_message(nth, other.message);
     cr_assert_eq(failed, nth, "slot %u did not fail", nth);
   }
-  atomic_store(&on, false);
+  atomic_store(&both.on, false);
   quay__staging_give_back(32 * KIB);
   check_nothing_held();
   close_sides(&first);
