@@ -51,14 +51,14 @@ sample bench_median(int runs, quay_buffer *to, const quay_buffer *from) {
 
 /* In words, what a faster copy would need. The device's time is what is neither before the first
  * transfer, nor after the last one, nor in between without one. */
-static const char *limiting(const quay__staging_report *r) {
+static const char *limiting(const quay__staging_report *r, double ratio) {
   const double total = (double)r->total, edges = (double)(r->begin + r->end) / total;
   const double idle = (double)r->idle / total;
   const double host = (double)r->host / total / (r->threads != 0 ? r->threads : 1);
   if (r->transfers == 0)
     return "not staged";
   if (edges + idle < 0.03)
-    return "the link";
+    return ratio >= 0.92 ? "the link" : "the link: transfers take longer beside the host's copies";
   if (edges >= idle)
     return "start and end of the pipeline";
   if (host >= 0.8)
@@ -76,15 +76,16 @@ void bench_print_titles(void) {
 
 void bench_print_line(const char *name, uint64_t size, const sample *s, double limit) {
   const quay__staging_report *r = &s->report;
-  const double gbps = (double)size / s->seconds * 1e-9;
+  const double gbps = (double)size / s->seconds * 1e-9, ratio = limit > 0 ? gbps / limit : 0;
   const double each = (double)r->total * (r->threads != 0 ? r->threads : 1) / 100;
   const double safe = each > 0 ? each : 1;
   const double all = r->total != 0 ? (double)r->total / 100 : 1;
   printf("%-34s %7.2f %6.3f %7u %7u | %5.1f %5.1f %5.1f %5.1f %6.0f %6.0f %6.0f %6.2f | %s\n", name,
-         gbps, limit > 0 ? gbps / limit : 0, r->threads, r->slots, (double)r->idle / all,
-         (double)r->host / safe, (double)r->wait / safe, (double)r->submit / safe,
-         (double)r->begin / 1e3, (double)r->end / 1e3, (double)r->grow / 1e3,
-         r->transfers != 0 ? (double)size / (double)MIB / (double)r->transfers : 0, limiting(r));
+         gbps, ratio, r->threads, r->slots, (double)r->idle / all, (double)r->host / safe,
+         (double)r->wait / safe, (double)r->submit / safe, (double)r->begin / 1e3,
+         (double)r->end / 1e3, (double)r->grow / 1e3,
+         r->transfers != 0 ? (double)size / (double)MIB / (double)r->transfers : 0,
+         limiting(r, ratio));
   fflush(stdout);
 }
 
