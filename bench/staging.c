@@ -58,7 +58,7 @@ static const char *limiting(const quay__staging_report *r, double ratio) {
   if (r->transfers == 0)
     return "not staged";
   if (edges + idle < 0.03)
-    return ratio >= 0.92 ? "the link" : "the link: transfers take longer beside the host's copies";
+    return ratio >= 0.92 || host < 0.8 ? "the link" : "the host's copies: all threads are busy";
   if (edges >= idle)
     return "start and end of the pipeline";
   if (host >= 0.8)
