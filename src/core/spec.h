@@ -4,6 +4,8 @@
 
 #include <quay/backend.h>
 
+#include "core/component.h"
+
 typedef enum quay__spec_name_kind {
   QUAY__SPEC_UNKNOWN,
   QUAY__SPEC_LAYER,
@@ -26,8 +28,8 @@ quay_status quay__spec_parse(const char *text, quay__spec_classify classify,
 void quay__spec_free(quay__spec *spec);
 
 /* "8GiB", "4096", "1.5MB" is refused: a whole decimal number and a unit. False if `text` is not
- * that or overflows. */
-bool quay__parse_bytes(const char *text, uint64_t *out_bytes);
+ * that or overflows. Exported: the program uses it. */
+QUAY__COMPONENT bool quay__parse_bytes(const char *text, uint64_t *out_bytes);
 bool quay__parse_unsigned(const char *text, uint64_t *out_value);
 
 /* Puts the spec that was asked for before the message of the thread's error, from deep within a

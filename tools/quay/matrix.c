@@ -2,11 +2,11 @@
  * can do without the library. */
 #include "matrix.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/spec.h"
 #include "json_output.h"
 #include "matrix_measure.h"
 #include "table.h"
@@ -195,39 +195,8 @@ static exit_status matrix(const matrix_options *options) {
 
 /* Arguments. */
 
-/* A number of bytes, perhaps with a unit, as in specs. */
 static bool parse_size(const char *text, uint64_t *out_size) {
-  static const struct {
-    const char *name;
-    uint64_t bytes;
-  } units[] = {
-      {"", 1},
-      {"B", 1},
-      {"K", UINT64_C(1) << 10},
-      {"M", UINT64_C(1) << 20},
-      {"G", UINT64_C(1) << 30},
-      {"T", UINT64_C(1) << 40},
-      {"KiB", UINT64_C(1) << 10},
-      {"MiB", UINT64_C(1) << 20},
-      {"GiB", UINT64_C(1) << 30},
-      {"TiB", UINT64_C(1) << 40},
-      {"KB", 1000},
-      {"MB", 1000000},
-      {"GB", 1000000000},
-      {"TB", 1000000000000},
-  };
-  if (text[0] < '0' || text[0] > '9')
-    return false;
-  char *end;
-  errno = 0;
-  const unsigned long long number = strtoull(text, &end, 10);
-  for (size_t i = 0; i < sizeof units / sizeof units[0] && errno == 0; ++i) {
-    if (strcmp(end, units[i].name) != 0)
-      continue;
-    *out_size = (uint64_t)number * units[i].bytes;
-    return number != 0 && number <= SIZE_MAX_BYTES / units[i].bytes;
-  }
-  return false;
+  return quay__parse_bytes(text, out_size) && *out_size != 0 && *out_size <= SIZE_MAX_BYTES;
 }
 
 /* EXIT_DONE with a size of 0: the help was asked for. */
