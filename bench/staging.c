@@ -284,6 +284,7 @@ int main(int argc, char **argv) {
   }
   quay_allocator_release(probe);
   open_all(&all);
+  bench_load_begin(&all.set);
   all.in = bench_driver_rate(&all, all.there, all.pinned);
   all.out = bench_driver_rate(&all, all.pinned, all.there);
   printf("%s, %llu MiB, medians of %d; page-locked memory by the driver: %.2f GB/s in, %.2f out\n",
@@ -293,6 +294,7 @@ int main(int argc, char **argv) {
   } else {
     measure(&all);
   }
+  bench_load_end();
   /* Memory of the driver's making has to go before its allocator. */
   bench_use(&all, &(variant){.threads = 0});
   bench_check(quay_collect(NULL), "collecting");

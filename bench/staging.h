@@ -27,7 +27,7 @@ typedef struct variant {
   uint32_t batch;            /* slots that are handed over together, at most */
   bool single;               /* each by itself */
   bool shared;               /* slots are everybody's, and joined */
-  bool streaming;            /* stores into slots */
+  int stores;                /* quay__staging_stores: into slots */
   bool driver;               /* the driver allocates the slots; else they are registered */
   bool bound;                /* each thread to a processor */
   int leases;                /* quay__staging_leases: when files are read of their mappings */
@@ -52,8 +52,9 @@ typedef struct settings {
   int runs;
   bool sweep;
   bool limits;
-  bool back;   /* turns: from the device, too */
-  int seconds; /* that a sweep may take */
+  bool back;     /* turns: from the device, too */
+  int seconds;   /* that a sweep may take */
+  uint32_t load; /* threads that copy something else meanwhile */
   variant variant;
   turn turns[TURNS_MAX];
   int turn_count;
@@ -116,6 +117,10 @@ void bench_beside(const bench *all);
 
 /* staging_files.c: what the file system gives. */
 void bench_files(const bench *all);
+
+/* staging_load.c: the threads of --load. */
+void bench_load_begin(const settings *set);
+void bench_load_end(void);
 
 /* staging_turns.c: the ways of --turns, measured in turns. */
 void bench_turns(const bench *all);

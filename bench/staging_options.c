@@ -1,12 +1,13 @@
 /* The command line of bench_staging:
  *
  *   bench_staging [--device SPEC] [--size MIB] [--runs N] [--file PATH] [--beside SPEC]
- *                 [--limits] [--sweep [--seconds N]] [--turns TURNS [--back]] [WAY ...]
+ *                 [--load N] [--limits] [--sweep [--seconds N]] [--turns TURNS [--back]] [WAY ...]
  *
  * A way to set the engine up, in which MIB may be a fraction:
  *
  *   --threads N, --slots N, --slot-size MIB, --shared, --streams N, --batch N or --single,
- *   --least MIB, --in-flight MIB, --stores plain|streaming, --pin register|alloc, --pin-threads,
+ *   --least MIB, --in-flight MIB, --stores ahead|plain|streaming, --pin register|alloc,
+ * --pin-threads,
  *   --leases again|at-once|never, --by-mapping, --written
  *
  * --by-mapping makes the file through a mapping, --written keeps it open for writing: then it can't
@@ -31,6 +32,7 @@ static const struct option options[] = {{"device", required_argument, NULL, 'd'}
                                         {"file", required_argument, NULL, 'f'},
                                         {"sweep", no_argument, NULL, 'w'},
                                         {"seconds", required_argument, NULL, 'x'},
+                                        {"load", required_argument, NULL, 'O'},
                                         {"limits", no_argument, NULL, 'l'},
                                         {"turns", required_argument, NULL, 'u'},
                                         {"back", no_argument, NULL, 'v'},
@@ -67,17 +69,14 @@ static bool is_second(const char *first, const char *second, const char *option)
   return strcmp(optarg, second) == 0;
 }
 
-static int leases_of(const char *text) {
-  static const char *const names[] = {
-      [QUAY__LEASES_AGAIN] = "again",
-      [QUAY__LEASES_AT_ONCE] = "at-once",
-      [QUAY__LEASES_NEVER] = "never",
-  };
+/* Which of the three names it is. */
+static int third_of(const char *const names[3], const char *option) {
   for (int i = 0; i < 3; i++) {
-    if (strcmp(text, names[i]) == 0)
+    if (strcmp(optarg, names[i]) == 0)
       return i;
   }
-  fprintf(stderr, "bench_staging: --leases is again, at-once or never, and not %s\n", text);
+  fprintf(stderr, "bench_staging: %s is %s, %s or %s, and not %s\n", option, names[0], names[1],
+          names[2], optarg);
   exit(2);
 }
 
@@ -100,6 +99,16 @@ static void parse_switch(int option, variant *out) {
 }
 
 static void parse_variant(int option, variant *out) {
+  static const char *const leases[] = {
+      [QUAY__LEASES_AGAIN] = "again",
+      [QUAY__LEASES_AT_ONCE] = "at-once",
+      [QUAY__LEASES_NEVER] = "never",
+  };
+  static const char *const stores[] = {
+      [QUAY__STORES_AHEAD] = "ahead",
+      [QUAY__STORES_PLAIN] = "plain",
+      [QUAY__STORES_STREAMING] = "streaming",
+  };
   const uint32_t number = optarg != NULL ? (uint32_t)strtoul(optarg, NULL, 10) : 0;
   parse_switch(option, out);
   if (option == 't')
@@ -117,11 +126,11 @@ static void parse_variant(int option, variant *out) {
   if (option == 'j')
     out->in_flight = bytes_of(optarg);
   if (option == 'g')
-    out->streaming = is_second("plain", "streaming", "--stores");
+    out->stores = third_of(stores, "--stores");
   if (option == 'p')
     out->driver = is_second("register", "alloc", "--pin");
   if (option == 'L')
-    out->leases = leases_of(optarg);
+    out->leases = third_of(leases, "--leases");
 }
 
 static void refuse_turns(const char *why, const char *text) {
@@ -193,6 +202,8 @@ static void parse_setting(int option, settings *out) {
     out->limits = true;
   if (option == 'v')
     out->back = true;
+  if (option == 'O')
+    out->load = (uint32_t)strtoul(optarg, NULL, 10);
   if (option == 'x')
     out->seconds = (int)strtol(optarg, NULL, 10);
 }

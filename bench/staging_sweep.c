@@ -172,7 +172,7 @@ void bench_use(const bench *all, const variant *chosen) {
   if (chosen->segment != 0)
     tuning.segment = chosen->segment;
   tuning.own_slots = !chosen->shared;
-  tuning.stream_into_slots = chosen->streaming;
+  tuning.stores = (quay__staging_stores)chosen->stores;
   tuning.leases = (quay__staging_leases)chosen->leases;
   if (chosen->driver) {
     char spec[160];
@@ -208,14 +208,19 @@ static const char *const way_names[WAYS] = {"memory to device", "file to device"
                                             "device to memory"};
 
 static void name_of(const variant *v, char *out, size_t size) {
+  static const char *const stores[] = {
+      [QUAY__STORES_AHEAD] = "  ",
+      [QUAY__STORES_PLAIN] = "pl",
+      [QUAY__STORES_STREAMING] = "nt",
+  };
   char batch[32] = "";
   if (v->batch != 0)
     snprintf(batch, sizeof batch, " b%u/%u", (unsigned)(v->least / MIB),
              (unsigned)(v->in_flight / MIB));
   snprintf(out, size, "%2ut %lluMx%u %s %s %s %ust%s%s", v->threads,
            (unsigned long long)(v->slot / MIB), v->slots, v->shared ? "shared" : "own   ",
-           v->driver ? "alloc" : "regis", v->streaming ? "nt" : "  ", v->streams,
-           v->bound ? " bound" : "", batch);
+           v->driver ? "alloc" : "regis", stores[v->stores], v->streams, v->bound ? " bound" : "",
+           batch);
 }
 
 static int by_time(const void *a, const void *b) {
@@ -271,8 +276,9 @@ CHOICE(own_slots, !v->shared)
 CHOICE(shared_slots, v->shared)
 CHOICE(registered, !v->driver)
 CHOICE(allocated, v->driver)
-CHOICE(plain, !v->streaming)
-CHOICE(streaming, v->streaming)
+CHOICE(ahead, v->stores == QUAY__STORES_AHEAD)
+CHOICE(plain, v->stores == QUAY__STORES_PLAIN)
+CHOICE(streaming, v->stores == QUAY__STORES_STREAMING)
 CHOICE(one_stream, v->streams == 1)
 CHOICE(eight_streams, v->streams == 8)
 CHOICE(single, v->single)
@@ -300,6 +306,7 @@ static void print_choices(int way, uint64_t size) {
       {"shared slots", shared_slots},
       {"registered by the device", registered},
       {"allocated by the driver", allocated},
+      {"stores that ask ahead", ahead},
       {"plain stores", plain},
       {"streaming stores", streaming},
       {"one stream", one_stream},
@@ -403,7 +410,8 @@ void bench_sweep(const bench *all) {
       {.single = true, .streams = 1, .bound = true},
       {.single = true, .streams = 8},
       {.single = true, .streams = 1, .shared = true},
-      {.single = true, .streams = 1, .streaming = true},
+      {.single = true, .streams = 1, .stores = QUAY__STORES_PLAIN},
+      {.single = true, .streams = 1, .stores = QUAY__STORES_STREAMING},
       {.single = true, .streams = 1, .shared = true, .driver = true},
       {.single = true, .streams = 8, .driver = true},
   };

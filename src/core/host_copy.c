@@ -57,6 +57,15 @@
 #define STREAM_BLOCK ((uint64_t)STREAM_PAGE * STREAM_PAGES)
 #define LINE         64u
 
+/* How far ahead of itself a copy asks for lines: of the source, into the second cache, since the
+ * processor's own prefetchers stop at the end of each page; of the destination, to be written, on
+ * Intel's processors alone. Where other programs keep the machine's memory busy this is up to a
+ * sixth faster than memcpy on an H200's Xeon, and as fast where they don't (bench_staging --turns
+ * "ahead:; plain: --stores plain"). On 2 cores of an EPYC, from memory to 4 MiB of slots: 25 GB/s,
+ * with memcpy 22; asking for the destination's lines, too, 18. */
+#define READ_AHEAD  8192u
+#define WRITE_AHEAD 2048u
+
 #if defined(__x86_64__)
 
 /* Copy whole blocks to a destination that is aligned to a cache line. */
@@ -94,6 +103,47 @@ static void stream_blocks_sse2(char *destination, const char *source, uint64_t b
   }
 }
 
+/* Copy whole lines. What is asked for behind the end of the source is never read. */
+
+__attribute__((target("avx2"))) static void copy_lines_ahead(char *destination, const char *source,
+                                                             uint64_t size) {
+  for (uint64_t at = 0; at < size; at += LINE) {
+    const __m256i *from = (const void *)(source + at);
+    __m256i *to = (void *)(destination + at);
+    __builtin_prefetch(source + at + READ_AHEAD, 0, 2);
+    const __m256i low = _mm256_loadu_si256(from), high = _mm256_loadu_si256(from + 1);
+    _mm256_storeu_si256(to, low);
+    _mm256_storeu_si256(to + 1, high);
+  }
+}
+
+__attribute__((target("avx2,prfchw"))) static void
+copy_lines_ahead_on_both_sides(char *destination, const char *source, uint64_t size) {
+  for (uint64_t at = 0; at < size; at += LINE) {
+    const __m256i *from = (const void *)(source + at);
+    __m256i *to = (void *)(destination + at);
+    __builtin_prefetch(source + at + READ_AHEAD, 0, 2);
+    __builtin_prefetch(destination + at + WRITE_AHEAD, 1, 3);
+    const __m256i low = _mm256_loadu_si256(from), high = _mm256_loadu_si256(from + 1);
+    _mm256_storeu_si256(to, low);
+    _mm256_storeu_si256(to + 1, high);
+  }
+}
+
+void quay__host_copy_ahead(void *to, const void *from, uint64_t size) {
+  char *destination = to;
+  const char *source = from;
+  /* Lines behind the destination are other threads' to write. */
+  const bool ahead = size > WRITE_AHEAD && __builtin_cpu_supports("avx2");
+  const uint64_t body = ahead ? quay__align_down(size - WRITE_AHEAD, LINE) : 0;
+  if (body != 0 && __builtin_cpu_is("intel")) {
+    copy_lines_ahead_on_both_sides(destination, source, body);
+  } else if (body != 0) {
+    copy_lines_ahead(destination, source, body);
+  }
+  memcpy(destination + body, source + body, size - body);
+}
+
 void quay__host_stream(void *to, const void *from, uint64_t size) {
   char *destination = to;
   const char *source = from;
@@ -111,6 +161,10 @@ void quay__host_stream(void *to, const void *from, uint64_t size) {
 }
 
 #else
+
+void quay__host_copy_ahead(void *to, const void *from, uint64_t size) {
+  memcpy(to, from, size);
+}
 
 void quay__host_stream(void *to, const void *from, uint64_t size) {
   memcpy(to, from, size);

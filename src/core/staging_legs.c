@@ -31,10 +31,16 @@ static void tell(quay__ring *ring, bool by_helper, quay_status status) {
 /* Blocking legs. */
 
 void quay__staging_fill(void *slot, const void *from, uint64_t size) {
-  if (quay__staging_tuning_get()->stream_into_slots) {
-    quay__host_stream(slot, from, size);
-  } else {
+  switch (quay__staging_tuning_get()->stores) {
+  case QUAY__STORES_AHEAD:
+    quay__host_copy_ahead(slot, from, size);
+    break;
+  case QUAY__STORES_PLAIN:
     memcpy(slot, from, size);
+    break;
+  case QUAY__STORES_STREAMING:
+    quay__host_stream(slot, from, size);
+    break;
   }
 }
 

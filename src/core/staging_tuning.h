@@ -13,6 +13,13 @@ typedef enum quay__staging_leases {
   QUAY__LEASES_NEVER,
 } quay__staging_leases;
 
+/* By what slots are filled. */
+typedef enum quay__staging_stores {
+  QUAY__STORES_AHEAD,     /* quay__host_copy_ahead() */
+  QUAY__STORES_PLAIN,     /* memcpy(): slower where memory is busy */
+  QUAY__STORES_STREAMING, /* slower on all devices so far */
+} quay__staging_stores;
+
 /* Sizes are in bytes. */
 typedef struct quay__staging_tuning {
   uint64_t chunk; /* of a slot on a way that has a stream, at most */
@@ -32,8 +39,8 @@ typedef struct quay__staging_tuning {
   /* Where several threads are at the host's side, each keeps to slots of its own and hands every
    * one to the device by itself; else all share all slots, and neighbours are joined. */
   bool own_slots;
-  uint32_t streams;       /* that a device's slots take turns on; 0: as many as it says */
-  bool stream_into_slots; /* slots are filled with streaming stores: slower on all devices so far */
+  uint32_t streams;            /* that a device's slots take turns on; 0: as many as it says */
+  quay__staging_stores stores; /* into slots */
   quay__staging_leases leases;
   bool no_stand_ins; /* device memory is copied by its own backend, also where another is faster */
   /* Page-locked memory of another making, for segments of any device; NULL: the system's pages,

@@ -180,10 +180,14 @@ Test(cuda_staging, every_byte_arrives_by_shared_slots_on_any_number_of_streams) 
   }
 }
 
-Test(cuda_staging, every_byte_arrives_by_slots_that_are_filled_with_streaming_stores) {
-  quay__staging_tuning tuning = small_own(2);
-  tuning.stream_into_slots = true;
-  check_both_ways(&tuning);
+Test(cuda_staging, every_byte_arrives_by_slots_that_are_filled_in_any_way) {
+  static const quay__staging_stores stores[] = {QUAY__STORES_AHEAD, QUAY__STORES_PLAIN,
+                                                QUAY__STORES_STREAMING};
+  for (int i = 0; i < 3; i++) {
+    quay__staging_tuning tuning = small_own(2);
+    tuning.stores = stores[i];
+    check_both_ways(&tuning);
+  }
 }
 
 /* Has a file copied by pieces that are large enough to be leased, all but the last one; `times`

@@ -8,6 +8,7 @@
 
 #include "core/os.h"
 #include "support/parts.h"
+#include "support/skip.h"
 
 #define GUARD 256u
 #define MOST  ((size_t)40 << 20)
@@ -125,6 +126,48 @@ Test(host_copy, streams_ranges_shorter_than_a_line_or_a_block) {
   }
   free(source);
 }
+
+Test(host_copy, copies_ahead_every_size_from_and_to_every_alignment_with_neighbours_untouched) {
+  static const size_t lengths[] = {0,     1,     63,    64,      2047,          2048,
+                                   2049,  2111,  2112,  2113,    4096,          10239,
+                                   10240, 10241, 65537, 1 << 20, (1 << 20) + 77};
+  static const size_t shifts[][2] = {{0, 0}, {1, 0}, {0, 1}, {16, 48}, {63, 7}, {13, 61}};
+  for (size_t s = 0; s < sizeof lengths / sizeof lengths[0]; s++) {
+    for (size_t k = 0; k < sizeof shifts / sizeof shifts[0]; k++) {
+      const size_t size = lengths[s];
+      /* The source ends where its block does: nothing behind it is read. */
+      unsigned char *source = make_source(size + shifts[k][1] + 1);
+      unsigned char *from = source + shifts[k][1] + 1;
+      unsigned char *block = make_guarded(size);
+      unsigned char *destination = block + GUARD - 64 + shifts[k][0];
+      quay__host_copy_ahead(destination, from, size);
+      cr_assert_eq(memcmp(destination, from, size), 0, "size %zu to +%zu from +%zu", size,
+                   shifts[k][0], shifts[k][1]);
+      check_guards(block, (size_t)(destination - block), size, size + 2 * GUARD);
+      free(block);
+      free(source);
+    }
+  }
+}
+
+#if defined(__x86_64__)
+static void check_lines(void (*copy)(char *, const char *, uint64_t)) {
+  const size_t size = 3 * READ_AHEAD;
+  unsigned char *source = make_source(size + 1), *block = make_guarded(size);
+  copy((char *)block + GUARD - 3, (const char *)source + 1, size);
+  cr_assert_eq(memcmp(block + GUARD - 3, source + 1, size), 0);
+  check_guards(block, GUARD - 3, size, size + 2 * GUARD);
+  free(block);
+  free(source);
+}
+
+Test(host_copy, copies_ahead_by_the_loops_of_every_processor) {
+  if (!__builtin_cpu_supports("avx2"))
+    quay_test_skip("avx2", "this processor has no AVX2");
+  check_lines(copy_lines_ahead);
+  check_lines(copy_lines_ahead_on_both_sides);
+}
+#endif
 
 /* Chunks must cover the range exactly, whatever the lead. */
 Test(host_copy, chunks_follow_each_other_and_begin_at_pages_of_the_destination) {
