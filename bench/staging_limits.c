@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/allocator_impl.h"
 #include "core/host_copy.h"
@@ -16,6 +17,7 @@
 enum {
   COPIERS_MAX = 16,
   PIECES_MAX = 64,
+  FILL_ROUNDS = 3,
 };
 
 /* Of the page-locked memory as much is used as staging takes for 8 threads. */
@@ -24,8 +26,16 @@ enum {
 typedef enum load {
   LOAD_NONE,
   LOAD_PLAIN,
+  LOAD_AHEAD,
   LOAD_STREAMING,
 } load;
+
+static const char *const load_names[] = {
+    [LOAD_NONE] = "",
+    [LOAD_PLAIN] = "plain",
+    [LOAD_AHEAD] = "ahead",
+    [LOAD_STREAMING] = "streaming",
+};
 
 /* A thread that copies between its own part of the ring and its own part of pageable memory. */
 typedef struct copier {
@@ -47,6 +57,8 @@ static void *copy_until_told(void *argument) {
     unsigned char *to = own->into ? slot : memory, *from = own->into ? memory : slot;
     if (own->load == LOAD_STREAMING || !own->into) {
       quay__host_stream(to, from, MIB);
+    } else if (own->load == LOAD_AHEAD) {
+      quay__host_copy_ahead(to, from, MIB);
     } else {
       memcpy(to, from, MIB);
     }
@@ -167,40 +179,65 @@ static void print_two(const bench *all, quay_stream *stream) {
   quay_stream_release(other);
 }
 
-static void with_copiers(const bench *all, quay_stream *stream, uint64_t piece, bool into,
-                         uint32_t threads, load kind) {
-  static const char *const names[] = {"", "plain", "streaming"};
+/* `ring_bytes`: of the page-locked memory, for all. */
+static void begin_copiers(const bench *all, copier *copiers, uint32_t threads, uint64_t ring_bytes,
+                          copier usual) {
   void *ring = NULL, *memory = NULL;
-  atomic_bool stop = false;
-  copier copiers[COPIERS_MAX];
   bench_check(quay_buffer_host_bytes_mut(all->pinned, &ring, NULL), "pinned memory");
   bench_check(quay_buffer_host_bytes_mut(all->here, &memory, NULL), "memory");
-  const uint64_t ring_part = RING / threads / MIB * MIB;
+  const uint64_t ring_part = ring_bytes / threads / MIB * MIB;
   const uint64_t memory_part = all->set.size / threads / MIB * MIB;
   for (uint32_t i = 0; i < threads; i++) {
-    copiers[i] = (copier){
-        .ring = (unsigned char *)ring + i * ring_part,
-        .memory = (unsigned char *)memory + i * memory_part,
-        .ring_size = ring_part,
-        .memory_size = memory_part,
-        .into = into,
-        .load = kind,
-        .stop = &stop,
-    };
+    copiers[i] = usual;
+    copiers[i].ring = (unsigned char *)ring + i * ring_part;
+    copiers[i].memory = (unsigned char *)memory + i * memory_part;
+    copiers[i].ring_size = ring_part;
+    copiers[i].memory_size = memory_part;
     if (pthread_create(&copiers[i].thread, NULL, copy_until_told, &copiers[i]) != 0)
       exit(1);
   }
-  const double rate = median_rate(all, stream, piece, into, true);
-  atomic_store(&stop, true);
+}
+
+/* Returns GB/s of all of them. */
+static double end_copiers(copier *copiers, uint32_t threads) {
   double host = 0;
+  atomic_store(copiers[0].stop, true);
   for (uint32_t i = 0; i < threads; i++) {
     (void)pthread_join(copiers[i].thread, NULL);
     host += (double)copiers[i].bytes / (double)copiers[i].nanoseconds;
   }
+  return host;
+}
+
+static void with_copiers(const bench *all, quay_stream *stream, uint64_t piece, bool into,
+                         uint32_t threads, load kind) {
+  atomic_bool stop = false;
+  copier copiers[COPIERS_MAX];
+  begin_copiers(all, copiers, threads, RING, (copier){.into = into, .load = kind, .stop = &stop});
+  const double rate = median_rate(all, stream, piece, into, true);
+  const double host = end_copiers(copiers, threads);
   const double limit = into ? all->in : all->out;
   printf("  %4llu MiB, %2u threads copy %-9s %6.2f GB/s, %.3f; the threads %6.2f GB/s\n",
-         (unsigned long long)(piece / MIB), threads, names[kind], rate, rate / limit, host);
+         (unsigned long long)(piece / MIB), threads, load_names[kind], rate, rate / limit, host);
   fflush(stdout);
+}
+
+/* Without a device, slots of 1 MiB, in turns. */
+static void print_fills(const bench *all, uint32_t threads) {
+  const struct timespec while_they_copy = {.tv_nsec = 200000000};
+  for (int round = 0; round < FILL_ROUNDS; round++) {
+    printf("  %2u threads fill 4 slots of 1 MiB each, GB/s:", threads);
+    for (load kind = LOAD_PLAIN; kind <= LOAD_STREAMING; kind++) {
+      atomic_bool stop = false;
+      copier copiers[COPIERS_MAX];
+      begin_copiers(all, copiers, threads, 4 * MIB * threads,
+                    (copier){.into = true, .load = kind, .stop = &stop});
+      (void)nanosleep(&while_they_copy, NULL);
+      printf(" %s %.2f", load_names[kind], end_copiers(copiers, threads));
+    }
+    printf("\n");
+    fflush(stdout);
+  }
 }
 
 static void limits_of(const bench *all, quay_stream *stream, bool into) {
@@ -236,6 +273,9 @@ void bench_limits(const bench *all) {
     return;
   }
   bench_check(quay_stream_create(quay_allocator_device(all->allocator), NULL, &stream), "a stream");
+  printf("\n");
+  print_fills(all, 1);
+  print_fills(all, 8);
   limits_of(all, stream, true);
   limits_of(all, stream, false);
   quay_stream_release(stream);

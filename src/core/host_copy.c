@@ -59,11 +59,10 @@
 
 /* How far ahead of itself a copy asks for lines: of the source, into the second cache, since the
  * processor's own prefetchers stop at the end of each page; of the destination, to be written, on
- * Intel's processors alone. Slots of an H200 filled by eight threads of a Xeon, while four others
- * copy: 0.92 to 0.95 of the link, with memcpy 0.90 to 0.93, and the same where none do
- * (bench_staging --load 4 --turns "ahead:; plain: --stores plain"). On 2 cores of an EPYC, from
- * memory to 4 MiB of slots: 21 to 25 GB/s, with memcpy 21 to 22; asking for the destination's
- * lines, too, 16 to 18. */
+ * Intel's processors alone: on an EPYC that made it slower than memcpy. Slots of an H200 filled by
+ * eight threads of a Xeon, while four others copy: 0.92 to 0.95 of the link, with memcpy 0.90 to
+ * 0.93, and the same where none do (bench_staging --load 4 --turns "ahead:; plain: --stores plain";
+ * --limits has the loops alone). */
 #define READ_AHEAD  8192u
 #define WRITE_AHEAD 2048u
 
