@@ -40,14 +40,16 @@ bool quay__gathers(const quay__side *destination, const quay__side *source, uint
 }
 
 static bool open_slot(gathering *all, uint64_t budget) {
-  const quay__staging_wish wish = {.size = SLOT_BYTES, .budget = budget, .device = all->device};
+  const quay__staging_wish wish = {
+      .size = SLOT_BYTES, .budget = budget, .device = all->device, .within_budget = true};
   if (all->slot_count == 0) {
     quay__staging_hold(SLOT_BYTES, budget);
   } else if (!quay__staging_try_hold(SLOT_BYTES, budget)) {
     return false;
   }
   uint64_t segment;
-  unsigned char *memory = quay__staging_memory_take(&wish, &segment);
+  bool full;
+  unsigned char *memory = quay__staging_memory_take(&wish, &segment, &full);
   if (memory == NULL) {
     quay__staging_give_back(SLOT_BYTES);
     return false;

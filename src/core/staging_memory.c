@@ -318,7 +318,10 @@ static unsigned char *take_or_begin(const quay__staging_wish *wish, uint64_t *ou
     if (memory != NULL || wish->kept_only)
       return memory;
     const uint64_t size = next_size(wish);
-    if (bytes_in_all() + size <= wish->budget || making == 0 || own_making != 0) {
+    const bool fits = bytes_in_all() + size <= wish->budget, alone = making == 0 || own_making != 0;
+    if (!fits && alone && wish->within_budget)
+      return NULL;
+    if (fits || alone) {
       making += size;
       own_making += size;
       *out_size = size;
@@ -339,21 +342,34 @@ static void end_making(segment *made, uint64_t size) {
   *last = made;
 }
 
-bool quay__staging_memory_has_room(const quay__staging_wish *wish) {
-  quay__global_acquire(QUAY__LOCK_STAGING);
-  uint64_t busy = making;
-  for (const segment *each = segments; each != NULL; each = each->next)
-    busy += each->used != 0 || each->leaving ? each->size : 0;
-  quay__global_release(QUAY__LOCK_STAGING);
-  return busy + pages_of(wish->size) * PAGE <= wish->budget;
+static uint64_t longest_run(const segment *in) {
+  uint64_t run = 0, longest = 0;
+  for (uint64_t page = 0; page < in->size / PAGE; page++) {
+    run = is_taken(in, page) ? 0 : run + 1;
+    longest = quay__max(longest, run);
+  }
+  return longest * PAGE;
 }
 
-unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment) {
+uint64_t quay__staging_memory_gap(const quay__staging_wish *wish) {
+  uint64_t longest = 0;
+  quay__global_acquire(QUAY__LOCK_STAGING);
+  for (const segment *each = segments; each != NULL; each = each->next) {
+    if (serves(each, wish->device))
+      longest = quay__max(longest, longest_run(each));
+  }
+  quay__global_release(QUAY__LOCK_STAGING);
+  return longest;
+}
+
+unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment,
+                                         bool *out_full) {
   uint64_t size = 0;
   quay__lifecycle_begin();
   quay__global_acquire(QUAY__LOCK_STAGING);
   unsigned char *memory = take_or_begin(wish, out_segment, &size);
   quay__global_release(QUAY__LOCK_STAGING);
+  *out_full = size == 0 && memory == NULL;
   if (size == 0)
     return memory;
   segment *made = make_segment(wish, size);

@@ -13,16 +13,18 @@ typedef struct quay__staging_wish {
   uint64_t size;       /* bytes */
   uint64_t more;       /* bytes that will be wanted after it: made together where there is room */
   uint64_t budget;     /* bytes: what is kept and idle goes before there is more than this */
+  bool within_budget;  /* rather none than beyond it */
   quay_device *device; /* that must have page-locked it; NULL: any memory */
   bool kept_only;      /* from what is there, without asking the system or the device for more */
 } quay__staging_wish;
 
-/* Page-aligned memory; NULL if there is none. Of two pieces with the same `*out_segment` that lie
- * side by side one transfer can read both. Keeps the thread's error. */
-unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment);
-/* Whether memory could be made for it within the budget. Without room a piece of another size that
- * is given back may leave a gap that fits; a copy's first slot does not wait for that. */
-bool quay__staging_memory_has_room(const quay__staging_wish *wish);
+/* Page-aligned memory; NULL if there is none: `*out_full` tells whether more than the budget would
+ * have been needed, or whatever kept_only left out. Of two pieces with the same `*out_segment` that
+ * lie side by side one transfer can read both. Keeps the thread's error. */
+unsigned char *quay__staging_memory_take(const quay__staging_wish *wish, uint64_t *out_segment,
+                                         bool *out_full);
+/* Bytes of the largest piece that would do for the wish in all but its size, from what is there. */
+uint64_t quay__staging_memory_gap(const quay__staging_wish *wish);
 void quay__staging_memory_give(const unsigned char *memory, uint64_t size);
 
 /* Whether memory that `pinned_by` has page-locked is so for `device`, too. */

@@ -28,6 +28,7 @@ typedef enum quay__slot_state {
 typedef struct quay__slot {
   quay__slot_state state;
   unsigned char *memory;
+  uint64_t room;     /* bytes of it: a chunk of the plan's size, or less */
   uint64_t segment;  /* neighbours of one segment may be joined */
   uint64_t number;   /* of the chunk that is in it, from 0, as they were claimed */
   uint64_t at;       /* bytes into the copy */

@@ -11,8 +11,9 @@
 
 #define PAGE UINT64_C(4096)
 
-/* What a copy inside another one takes where there is no room: over the budget, so little. */
-#define NESTED_CHUNK (UINT64_C(64) << 10)
+/* What a copy inside another one takes over the budget where there is no room. And so large a slot
+ * may be where the slots of others, which keep to the budget with it, leave no gap that fits. */
+#define CHUNK_OVER (UINT64_C(64) << 10)
 
 /* Where nobody has set the budget, it grows with the devices that copies are under way to or from,
  * up to so many times. */
@@ -38,20 +39,31 @@ static uint64_t slots_wanted(const quay__ring *ring, uint64_t arrived) {
   return quay__min(quay__min(slots, left), fair);
 }
 
-/* `wanted`: slots that the copy could use, this one and those that it has included. */
-static bool open_slot(quay__ring *ring, uint64_t wanted, bool kept_only) {
+/* Where the memory of a slot may come from. */
+typedef enum source {
+  KEPT,          /* what is there */
+  WITHIN_BUDGET, /* or is made, while there is room */
+  OVER_BUDGET,   /* or even where there is none */
+} source;
+
+/* `room`: bytes, for which the copy has room in the budget. `wanted`: slots that it could use, this
+ * one and those that it has included. Without one, `*out_full` tells whether there may be one
+ * later: what there is is others'. */
+static bool open_slot(quay__ring *ring, uint64_t room, uint64_t wanted, source from,
+                      bool *out_full) {
   const quay__staging_plan *plan = &ring->plan;
   const uint64_t more = wanted - quay__min(wanted, (uint64_t)ring->slot_count + 1);
   const quay__staging_wish wish = {
-      .size = plan->chunk,
+      .size = room,
       .more = plan->pin != NULL ? more * plan->chunk : 0,
       .budget = budget_of(plan),
+      .within_budget = from != OVER_BUDGET,
       .device = plan->pin,
-      .kept_only = kept_only,
+      .kept_only = from == KEPT,
   };
   const uint64_t began = ring->report != NULL ? quay__os_nanoseconds() : 0;
   uint64_t segment = 0;
-  unsigned char *memory = quay__staging_memory_take(&wish, &segment);
+  unsigned char *memory = quay__staging_memory_take(&wish, &segment, out_full);
   if (ring->report != NULL)
     ring->report->grow += quay__os_nanoseconds() - began;
   if (memory == NULL)
@@ -60,7 +72,8 @@ static bool open_slot(quay__ring *ring, uint64_t wanted, bool kept_only) {
   quay__ring_acquire(ring);
   while (slot->state != QUAY__SLOT_ABSENT)
     slot++;
-  *slot = (quay__slot){.state = QUAY__SLOT_EMPTY, .memory = memory, .segment = segment};
+  *slot =
+      (quay__slot){.state = QUAY__SLOT_EMPTY, .memory = memory, .room = room, .segment = segment};
   quay__ring_release(ring);
   ring->slot_count++;
   if (ring->report != NULL && ring->slot_count > ring->report->slots)
@@ -70,10 +83,33 @@ static bool open_slot(quay__ring *ring, uint64_t wanted, bool kept_only) {
 
 /* The slot is absent: nobody else sees it any more. */
 static void close_slot(quay__ring *ring, quay__slot *slot) {
-  quay__staging_memory_give(slot->memory, ring->plan.chunk);
+  quay__staging_memory_give(slot->memory, slot->room);
   slot->memory = NULL;
   ring->slot_count--;
-  quay__staging_give_back(ring->plan.chunk);
+  quay__staging_give_back(slot->room);
+}
+
+/* The first slot, for which the copy has room in the budget. Where the slots of others are so
+ * placed that none as large fits between them, a smaller one. */
+static bool open_first(quay__ring *ring) {
+  const quay__staging_plan *plan = &ring->plan;
+  bool full;
+  if (open_slot(ring, plan->chunk, slots_wanted(ring, 0), WITHIN_BUDGET, &full))
+    return true;
+  if (!full)
+    return false;
+  const quay__staging_wish wish = {.size = plan->chunk, .device = plan->pin};
+  const uint64_t gap = quay__min(quay__staging_memory_gap(&wish), plan->chunk);
+  const uint64_t least = quay__min(CHUNK_OVER, plan->chunk);
+  uint64_t room = quay__max(quay__align_down(gap, PAGE), least);
+  bool opened = open_slot(ring, room, 1, WITHIN_BUDGET, &full);
+  if (!opened) {
+    room = least;
+    opened = open_slot(ring, room, 1, OVER_BUDGET, &full);
+  }
+  if (opened)
+    quay__staging_give_back(plan->chunk - room);
+  return opened;
 }
 
 quay_status quay__slots_open_first(quay__ring *ring) {
@@ -81,12 +117,12 @@ quay_status quay__slots_open_first(quay__ring *ring) {
   if (!ring->nested) {
     quay__staging_hold(plan->chunk, budget_of(plan));
   } else if (!quay__staging_try_hold(plan->chunk, budget_of(plan))) {
-    plan->chunk = quay__min(plan->chunk, NESTED_CHUNK);
+    plan->chunk = quay__min(plan->chunk, CHUNK_OVER);
     plan->slots = plan->slots_beside = 1;
     quay__staging_force_hold(plan->chunk);
   }
   ring->turn = 0;
-  if (open_slot(ring, slots_wanted(ring, 0), false))
+  if (open_first(ring))
     return QUAY_OK;
   quay__staging_give_back(plan->chunk);
   return quay__fail_out_of_memory(plan->chunk, "a staged copy");
@@ -95,19 +131,15 @@ quay_status quay__slots_open_first(quay__ring *ring) {
 /* Memory that has to be made is made once something is under way. */
 static void grow(quay__ring *ring, uint64_t wanted, bool begun) {
   quay__staging_plan *plan = &ring->plan;
+  const bool pinned = plan->pin != NULL;
+  const source made = plan->chunk > CHUNK_OVER ? WITHIN_BUDGET : OVER_BUDGET;
   while (ring->slot_count < wanted && quay__staging_try_hold(plan->chunk, budget_of(plan))) {
-    const bool pinned = plan->pin != NULL;
-    if (open_slot(ring, wanted, pinned))
+    bool full;
+    if (open_slot(ring, plan->chunk, wanted, pinned ? KEPT : made, &full) ||
+        (pinned && begun && open_slot(ring, plan->chunk, wanted, made, &full)))
       continue;
-    const quay__staging_wish wish = {.size = plan->chunk, .budget = budget_of(plan)};
-    if (begun && pinned && !quay__staging_memory_has_room(&wish)) {
-      quay__staging_give_back(plan->chunk);
-      return; /* for now */
-    }
-    const bool made = begun && pinned && open_slot(ring, wanted, false);
-    if (!made)
-      quay__staging_give_back(plan->chunk);
-    if (!made && (begun || !pinned))
+    quay__staging_give_back(plan->chunk);
+    if (!full)
       plan->slots = plan->slots_beside = ring->slot_count; /* memory is short: do with it */
     return;
   }
@@ -240,10 +272,10 @@ static uint64_t past_cut(const quay__ring *ring) {
 
 /* The first chunks are small, so that the second leg can begin, and the last ones, so that the
  * first one does not end long before it. */
-static uint64_t next_chunk_size(const quay__ring *ring) {
+static uint64_t next_chunk_size(const quay__ring *ring, const quay__slot *slot) {
   const quay__staging_plan *plan = &ring->plan;
   const uint64_t left = ring->size - ring->claimed;
-  uint64_t size = plan->chunk;
+  uint64_t size = slot->room;
   if (plan->ramps) {
     const uint64_t nearer = quay__min(ring->claimed, left) / (2 * (uint64_t)plan->threads);
     size = quay__min(size, quay__max(ring->tuning->ramp, quay__align_down(nearer, PAGE)));
@@ -277,7 +309,7 @@ quay__slot *quay__slots_claim(quay__ring *ring) {
   slot->state = QUAY__SLOT_FILLING;
   slot->number = ring->chunks_claimed++;
   slot->at = ring->claimed;
-  slot->size = next_chunk_size(ring);
+  slot->size = next_chunk_size(ring, slot);
   if (ring->stretched)
     claim_of_stretch(ring, slot);
   ring->claimed += slot->size;

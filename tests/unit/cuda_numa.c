@@ -171,7 +171,8 @@ Test(cuda_numa, slots_are_first_touched_by_threads_at_the_node) {
   const quay__staging_wish wish = {
       .size = MIB, .budget = 64 * MIB, .device = quay_allocator_device(device)};
   uint64_t segment = 0;
-  unsigned char *slot = quay__staging_memory_take(&wish, &segment);
+  bool full;
+  unsigned char *slot = quay__staging_memory_take(&wish, &segment, &full);
   cr_assert_not_null(slot);
   cr_assert_gt(atomic_load(&sets), 0);
   cr_assert(runs_on(&own));

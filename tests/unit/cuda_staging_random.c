@@ -246,3 +246,66 @@ Test(cuda_staging_random, copies_of_several_threads_arrive_and_end_whatever_they
   for (uint64_t seed = first; seed < first + rounds; seed++)
     run_round(seed);
 }
+
+/* Of copies at once, whose slots leave gaps of all sizes between them. */
+
+enum {
+  CROWD = 20,
+  CROWD_MS = 1500
+};
+#define CROWD_BUDGET (8 * MIB)
+#define CROWD_SIZE   (8 * MIB)
+#define CROWD_OVER   (64 * KIB) /* that each may have where no gap is left for it */
+
+static atomic_bool crowd_ends;
+
+static void *copy_all_the_while(void *argument) {
+  uint64_t state = (uintptr_t)argument;
+  quay_allocator *device = open_spec("cuda:0");
+  quay_buffer *there = pattern_buffer(device, CROWD_SIZE, 1);
+  quay_buffer *here = pattern_buffer(NULL, CROWD_SIZE, (unsigned)state);
+  MUST(quay_buffer_copy_from(there, here));
+  while (!atomic_load(&crowd_ends)) {
+    const uint64_t most = UINT64_C(1) << (12 + quay_test_random(&state) % 12);
+    const uint64_t size = 1 + quay_test_random(&state) % most;
+    const uint64_t offset = quay_test_random(&state) % (CROWD_SIZE - size + 1);
+    MUST(quay_buffer_copy_region(there, offset, here, offset, size, NULL));
+    MUST(quay_buffer_copy_region(here, offset, there, offset, size, NULL));
+  }
+  pattern_check_buffer(there, 0, (unsigned)(uintptr_t)argument);
+  pattern_check_buffer(here, 0, (unsigned)(uintptr_t)argument);
+  quay_buffer_release(there);
+  quay_buffer_release(here);
+  quay_allocator_release(device);
+  return NULL;
+}
+
+static uint64_t locked_bytes(void) {
+  simcuda_census now;
+  sim->count(&now);
+  return now.host_bytes;
+}
+
+Test(cuda_staging_random, page_locked_memory_keeps_to_the_budget_whatever_slots_lie_side_by_side) {
+  setenv("QUAY_STAGING_BYTES", "8MiB", 1);
+  setenv("QUAY_COPY_THREADS", "4", 1);
+  pthread_t threads[CROWD];
+  uint64_t most = 0;
+  quay_allocator *device = open_spec("cuda:0"); /* it keeps what small copies go through */
+  for (uintptr_t i = 0; i < CROWD; i++)
+    cr_assert_eq(pthread_create(&threads[i], NULL, copy_all_the_while, (void *)(i + 1)), 0);
+  for (int i = 0; i < CROWD_MS * 5; i++) {
+    const uint64_t now = locked_bytes();
+    most = now > most ? now : most;
+    usleep(200);
+  }
+  atomic_store(&crowd_ends, true);
+  for (int i = 0; i < CROWD; i++)
+    pthread_join(threads[i], NULL);
+  MUST(quay_collect(NULL));
+  const uint64_t others = locked_bytes();
+  cr_assert_leq(most - others, CROWD_BUDGET + CROWD * CROWD_OVER, "%llu KiB",
+                (unsigned long long)((most - others) / KIB));
+  cr_expect_gt(most, CROWD_BUDGET / 2);
+  quay_allocator_release(device);
+}

@@ -154,7 +154,8 @@ static void check_budget_of_eight(const char *budget, uint64_t bytes) {
   for (int i = 0; i < 8; i++)
     pthread_join(copiers[i].thread, NULL);
   cr_assert_leq(slots.peak_bytes, bytes);
-  cr_assert_gt(slots.peak_bytes, bytes / 2, "the budget is hardly used");
+  cr_assert_gt(slots.peak_bytes, bytes / 2, "the budget is hardly used: %llu of %s",
+               (unsigned long long)slots.peak_bytes, budget);
   check_nothing_held();
 }
 

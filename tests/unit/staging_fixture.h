@@ -34,9 +34,9 @@ static struct {
 static atomic_int threads_left = -1; /* that can be started; below 0: all */
 
 unsigned char *__real_quay__staging_memory_take(const quay__staging_wish *wish,
-                                                uint64_t *out_segment);
+                                                uint64_t *out_segment, bool *out_full);
 unsigned char *__wrap_quay__staging_memory_take(const quay__staging_wish *wish,
-                                                uint64_t *out_segment);
+                                                uint64_t *out_segment, bool *out_full);
 void __real_quay__staging_memory_give(const unsigned char *memory, uint64_t size);
 void __wrap_quay__staging_memory_give(const unsigned char *memory, uint64_t size);
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes,
@@ -62,10 +62,12 @@ static void watch_slot(void *memory, uint64_t size) {
 }
 
 unsigned char *__wrap_quay__staging_memory_take(const quay__staging_wish *wish,
-                                                uint64_t *out_segment) {
+                                                uint64_t *out_segment, bool *out_full) {
   pthread_mutex_lock(&slots_mutex);
   const bool fails = slots.fail_at != 0 && --slots.fail_at == 0;
-  unsigned char *memory = fails ? NULL : __real_quay__staging_memory_take(wish, out_segment);
+  *out_full = false;
+  unsigned char *memory =
+      fails ? NULL : __real_quay__staging_memory_take(wish, out_segment, out_full);
   if (memory != NULL)
     watch_slot(memory, wish->size);
   pthread_mutex_unlock(&slots_mutex);

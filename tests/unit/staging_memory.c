@@ -45,7 +45,8 @@ static void check_apart(const piece *fresh) {
 static bool take(uint64_t size, uint64_t budget) {
   const quay__staging_wish wish = {.size = size, .budget = budget};
   uint64_t segment = 0;
-  piece fresh = {.memory = quay__staging_memory_take(&wish, &segment),
+  bool full;
+  piece fresh = {.memory = quay__staging_memory_take(&wish, &segment, &full),
                  .size = size,
                  .mark = (unsigned char)(1 + random_below(255))};
   if (fresh.memory == NULL)
@@ -110,13 +111,44 @@ Test(staging_memory, every_hole_is_found_again) {
     give(index);
     const quay__staging_wish wish = {.size = gone.size, .budget = 256 * MIB, .kept_only = true};
     uint64_t segment = 0;
+    bool full;
     piece back = {.size = gone.size, .mark = gone.mark};
-    back.memory = quay__staging_memory_take(&wish, &segment);
+    back.memory = quay__staging_memory_take(&wish, &segment, &full);
     cr_assert_not_null(back.memory, "a hole of %llu bytes was not found",
                        (unsigned long long)gone.size);
     check_apart(&back);
     memset(back.memory, back.mark, back.size);
     live[count++] = back;
   }
+  give_all();
+}
+
+/* The budget is used up by pieces with holes between them. */
+Test(staging_memory, within_the_budget_there_is_what_fits_into_a_hole_and_no_more) {
+  for (int i = 0; i < 16; i++)
+    cr_assert(take(256 * KIB, 4 * MIB));
+  for (int i = 0; i < 8; i++)
+    give((unsigned)i); /* the last one takes its place: every other one */
+  quay__staging_wish wish = {.size = 64 * MIB, .budget = 4 * MIB, .within_budget = true};
+  const uint64_t gap = quay__staging_memory_gap(&wish);
+  cr_assert_geq(gap, 256 * KIB);
+  cr_assert_leq(gap, 2 * MIB);
+  uint64_t segment = 0;
+  bool full = false;
+  wish.size = gap + 1;
+  cr_assert_null(quay__staging_memory_take(&wish, &segment, &full));
+  cr_assert(full);
+  wish.size = gap;
+  unsigned char *memory = quay__staging_memory_take(&wish, &segment, &full);
+  cr_assert_not_null(memory);
+  cr_assert_not(full);
+  const piece fresh = {.memory = memory, .size = gap};
+  check_apart(&fresh);
+  quay__staging_memory_give(memory, gap);
+  wish.size = gap + 1;
+  wish.within_budget = false;
+  memory = quay__staging_memory_take(&wish, &segment, &full);
+  cr_assert_not_null(memory);
+  quay__staging_memory_give(memory, gap + 1);
   give_all();
 }
