@@ -58,8 +58,9 @@ typedef enum quay_status {
 #undef QUAY_STATUS_ENUMERATOR
 } quay_status;
 
-/* Longest message of an error, its terminating NUL included, in bytes. Longer ones are cut at a
- * UTF-8 character boundary and end in "...". */
+/* Longest message of an error, its terminating NUL included, in bytes. Longer ones lose their
+ * middle, for "...", at UTF-8 character boundaries: long paths are shortened, and what is wrong
+ * with them is told. Only where there is no memory for that they lose their end. */
 #define QUAY_ERROR_MESSAGE_SIZE 1024
 
 /* The error that a failing call left in its thread. All strings are NUL-terminated, never NULL. */

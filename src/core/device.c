@@ -174,10 +174,10 @@ void quay_device_mark_lost(quay_device *device, int64_t native_code, const char 
   char text[QUAY_ERROR_MESSAGE_SIZE];
   va_list arguments;
   va_start(arguments, format);
-  const int length = vsnprintf(text, sizeof text, format, arguments);
+  quay__message_format(text, sizeof text, format, arguments);
   va_end(arguments);
   quay_error_set(QUAY_STATUS_DEVICE_LOST, device->backend, native_code, native_name,
-                 "device %s is lost: %s", device->name, length >= 0 ? text : format);
+                 "device %s is lost: %s", device->name, text);
   quay__error_state *error = quay__os_malloc(sizeof *error); /* without it only the text is lost */
   if (error != NULL)
     quay__error_save(error);

@@ -3,6 +3,8 @@
 #define QUAY_CORE_ERROR_H
 
 #include <quay/backend.h>
+#include <stdarg.h>
+#include <stddef.h>
 
 #include "core/component.h"
 #include "core/thread.h"
@@ -24,6 +26,11 @@ typedef struct quay__error_state {
  * ": No space left on device (ENOSPC)". */
 quay_status quay__fail_errno(quay_status status, const char *backend, int error_number,
                              const char *format, ...) QUAY_PRINTF(4, 5);
+
+/* Formats a message. One that is longer than `size`, its NUL included, loses its middle, for "...",
+ * between characters of UTF-8; its end where there is no memory for all of it. Keeps errno. */
+void quay__message_format(char *text, size_t size, const char *format, va_list arguments)
+    QUAY_PRINTF(3, 0);
 
 /* The status that fits an errno of a file operation: OUT_OF_HOST_MEMORY for ENOMEM, else IO. */
 quay_status quay__status_of_errno(int error_number);

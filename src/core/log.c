@@ -37,11 +37,10 @@ void quay_log(quay_log_level level, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
   char text[QUAY_ERROR_MESSAGE_SIZE];
-  const int length = vsnprintf(text, sizeof text, format, arguments);
+  quay__message_format(text, sizeof text, format, arguments);
   va_end(arguments);
   /* The error's rules for text are the log's as well: one line of UTF-8. */
-  if (length >= 0)
-    quay_error_set(QUAY_OK, "", 0, NULL, "%s", text);
+  quay_error_set(QUAY_OK, "", 0, NULL, "%s", text);
 
   quay__global_acquire(QUAY__LOCK_LOG);
   const quay_log_callback callback = current;

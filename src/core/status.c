@@ -100,24 +100,16 @@ static size_t character_length(const unsigned char *text, const unsigned char *e
   return length;
 }
 
-/* Replaces what is no UTF-8 and every control character by '?', and ends a text that filled
- * its buffer in "..." after its last whole character. */
-static void clean(char *text, size_t size, bool cut) {
+/* Replaces what is no UTF-8 and every control character by '?'. */
+static void clean(char *text) {
   unsigned char *at = (unsigned char *)text;
   unsigned char *const end = at + strlen(text);
-  unsigned char *last_fit = at; /* the end of the last character that leaves room for "..." */
   while (at < end) {
     const size_t length = character_length(at, end);
-    if (length == 0 && cut && end - at < 4 && *at >= 0xc2)
-      break; /* a character cut in two */
     if (length == 0)
       *at = '?';
     at += length == 0 ? 1 : length;
-    if ((size_t)(at - (unsigned char *)text) + 4 <= size)
-      last_fit = at;
   }
-  if (cut)
-    memcpy(last_fit, "...", 4);
 }
 
 static void copy_text(char *out, size_t size, const char *text) {
@@ -130,16 +122,71 @@ static void copy_text(char *out, size_t size, const char *text) {
   out[length] = '\0';
 }
 
+static bool continues(char byte) {
+  return ((unsigned char)byte & 0xc0) == 0x80;
+}
+
+/* The last place up to `at` where no character of UTF-8 is cut in two, or the first one from there
+ * on; `at` itself where there is no such text around it. */
+static size_t boundary_before(const char *text, size_t at) {
+  size_t found = at;
+  while (found != 0 && at - found < 3 && continues(text[found]))
+    found--;
+  return continues(text[found]) ? at : found;
+}
+
+static size_t boundary_after(const char *text, size_t at) {
+  size_t found = at;
+  while (found - at < 3 && continues(text[found]))
+    found++;
+  return continues(text[found]) ? at : found;
+}
+
+#define DOTS      "..."
+#define DOTS_SIZE (sizeof DOTS - 1)
+
+/* Where texts are cut that are as long, so that one that was cut before, and has become longer, is
+ * cut there again. */
+#define CUT_AT ((QUAY_ERROR_MESSAGE_SIZE - sizeof DOTS) / 2)
+
+/* What is too long loses its middle: paths stand at the beginning, and what is wrong at the end. */
+static void cut_middle(char *text, size_t size, const char *whole, size_t length) {
+  const size_t kept = size - 1 - DOTS_SIZE;
+  const size_t head = boundary_before(whole, kept * 2 > CUT_AT * 3 ? CUT_AT : kept / 2);
+  const size_t tail = boundary_after(whole, length - (kept - head));
+  memcpy(text, whole, head);
+  memcpy(text + head, DOTS, DOTS_SIZE);
+  memcpy(text + head + DOTS_SIZE, whole + tail, length - tail + 1);
+}
+
+void quay__message_format(char *text, size_t size, const char *format, va_list arguments) {
+  const int saved_errno = errno;
+  va_list again;
+  va_copy(again, arguments);
+  const int length = vsnprintf(text, size, format, arguments);
+  if (length < 0) {
+    copy_text(text, size, format);
+  } else if ((size_t)length >= size) {
+    char *whole = quay__os_malloc((size_t)length + 1);
+    if (whole != NULL && vsnprintf(whole, (size_t)length + 1, format, again) == length) {
+      cut_middle(text, size, whole, (size_t)length);
+    } else {
+      memcpy(text + boundary_before(text, size - 1 - DOTS_SIZE), DOTS, sizeof DOTS);
+    }
+    quay__os_free(whole);
+  }
+  va_end(again);
+  errno = saved_errno;
+}
+
 static void set_message(const char *format, va_list arguments)
     __attribute__((format(printf, 1, 0)));
 
 static void set_message(const char *format, va_list arguments) {
   /* Formatted aside: the arguments may be the old message. */
   char text[QUAY_ERROR_MESSAGE_SIZE];
-  const int length = vsnprintf(text, sizeof text, format, arguments);
-  if (length < 0)
-    copy_text(text, sizeof text, format);
-  clean(text, sizeof text, length >= (int)sizeof text);
+  quay__message_format(text, sizeof text, format, arguments);
+  clean(text);
   memcpy(current()->message, text, strlen(text) + 1);
 }
 
@@ -184,18 +231,16 @@ static void limit_text(int error_number, char *text, size_t size) {
 
 quay_status quay__fail_errno(quay_status status, const char *backend, int error_number,
                              const char *format, ...) {
-  char text[QUAY_ERROR_MESSAGE_SIZE];
-  va_list arguments;
-  va_start(arguments, format);
-  const int length = vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  if (length < 0)
-    copy_text(text, sizeof text, format);
-  char reason[128], limit[128];
+  char text[QUAY_ERROR_MESSAGE_SIZE], why[QUAY_ERROR_MESSAGE_SIZE / 2], reason[128], limit[128];
   const char *name = quay__errno_name(error_number);
   limit_text(error_number, limit, sizeof limit);
-  return quay_error_set(status, backend, error_number, name, "%s: %s (%s)%s", text,
-                        strerror_r(error_number, reason, sizeof reason), name, limit);
+  snprintf(why, sizeof why, "%s (%s)%s", strerror_r(error_number, reason, sizeof reason), name,
+           limit);
+  va_list arguments;
+  va_start(arguments, format);
+  quay__message_format(text, sizeof text - strlen(why) - strlen(": "), format, arguments);
+  va_end(arguments);
+  return quay_error_set(status, backend, error_number, name, "%s: %s", text, why);
 }
 
 void quay__error_out_of_memory(uint64_t size, const char *what) {
@@ -208,10 +253,8 @@ quay_status quay__error_append(const char *format, ...) {
   char text[QUAY_ERROR_MESSAGE_SIZE];
   va_list arguments;
   va_start(arguments, format);
-  const int length = vsnprintf(text, sizeof text, format, arguments);
+  quay__message_format(text, sizeof text, format, arguments);
   va_end(arguments);
-  if (length < 0)
-    return last->status;
   return quay_error_set(last->status, last->backend, last->native_code, last->native_name, "%s%s",
                         last->message, text);
 }

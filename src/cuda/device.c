@@ -418,7 +418,7 @@ void quay__cuda_devices_mark_lost(quay__cu_result result, const char *format, ..
   char text[QUAY_ERROR_MESSAGE_SIZE];
   va_list arguments;
   va_start(arguments, format);
-  (void)vsnprintf(text, sizeof text, format, arguments);
+  quay__message_format(text, sizeof text, format, arguments);
   va_end(arguments);
   for (size_t i = 0; i < QUAY__CUDA_DEVICES_MAX; i++) {
     quay_device *const device = find_made(i);

@@ -75,9 +75,9 @@ static quay_status unavailable(quay__cu_result code, const char *name, const cha
   char text[QUAY_ERROR_MESSAGE_SIZE];
   va_list arguments;
   va_start(arguments, format);
-  const int length = vsnprintf(text, sizeof text, format, arguments);
+  quay__message_format(text, sizeof text, format, arguments);
   va_end(arguments);
-  quay_error_set(QUAY_STATUS_UNAVAILABLE, "cuda", code, name, "%s", length >= 0 ? text : format);
+  quay_error_set(QUAY_STATUS_UNAVAILABLE, "cuda", code, name, "%s", text);
   return QUAY_STATUS_UNAVAILABLE;
 }
 

@@ -63,11 +63,10 @@ static quay_status unavailable(VkResult code, const char *format, ...) {
   char text[QUAY_ERROR_MESSAGE_SIZE];
   va_list arguments;
   va_start(arguments, format);
-  const int length = vsnprintf(text, sizeof text, format, arguments);
+  quay__message_format(text, sizeof text, format, arguments);
   va_end(arguments);
   quay_error_set(QUAY_STATUS_UNAVAILABLE, "vulkan", code,
-                 code != VK_SUCCESS ? quay__vulkan_result_name(code) : NULL, "%s",
-                 length >= 0 ? text : format);
+                 code != VK_SUCCESS ? quay__vulkan_result_name(code) : NULL, "%s", text);
   return QUAY_STATUS_UNAVAILABLE;
 }
 

@@ -80,14 +80,21 @@ Test(status, a_message_of_the_largest_size_is_kept_whole) {
   cr_assert_str_eq(quay_last_error()->message, text);
 }
 
-Test(status, a_longer_message_ends_in_three_dots) {
-  char text[QUAY_ERROR_MESSAGE_SIZE + 1];
-  memset(text, 'm', sizeof text - 1);
-  text[sizeof text - 1] = '\0';
-  quay_error_set(QUAY_STATUS_BUSY, "", 0, NULL, "%s", text);
-  const char *message = quay_last_error()->message;
-  cr_assert_eq(strlen(message), QUAY_ERROR_MESSAGE_SIZE - 1);
-  cr_assert_str_eq(message + strlen(message) - 4, "m...");
+Test(status, a_longer_message_loses_its_middle) {
+  for (size_t over = 0; over < 3000; over = over * 2 + 1) {
+    char text[QUAY_ERROR_MESSAGE_SIZE + 3000];
+    const size_t length = QUAY_ERROR_MESSAGE_SIZE + over;
+    for (size_t i = 0; i < length; i++)
+      text[i] = (char)('a' + i % 26);
+    text[length] = '\0';
+    quay_error_set(QUAY_STATUS_BUSY, "", 0, NULL, "%s", text);
+    const char *message = quay_last_error()->message;
+    const size_t kept = QUAY_ERROR_MESSAGE_SIZE - 1 - 3, head = kept / 2;
+    cr_assert_eq(strlen(message), QUAY_ERROR_MESSAGE_SIZE - 1);
+    cr_assert_eq(memcmp(message, text, head), 0);
+    cr_assert_eq(memcmp(message + head, "...", 3), 0);
+    cr_assert_str_eq(message + head + 3, text + length - (kept - head));
+  }
 }
 
 /* Whatever the place of the cut in a character, what is left is whole characters and the dots. */
@@ -102,12 +109,37 @@ Test(status, a_longer_message_is_cut_between_characters) {
         strcat(text, characters[c]);
       quay_error_set(QUAY_STATUS_BUSY, "", 0, NULL, "%s", text);
       const char *message = quay_last_error()->message;
-      const size_t kept = strlen(message) - 3;
-      cr_assert_str_eq(message + kept, "...");
-      cr_assert_eq((kept - shift) % width, 0, "a character of %zu bytes was cut", width);
-      cr_assert_eq(memcmp(message, text, kept), 0);
-      cr_assert_geq(kept + 3 + width, QUAY_ERROR_MESSAGE_SIZE - 1, "more was cut than needed");
+      const char *dots = strstr(message, "...");
+      cr_assert_not_null(dots);
+      const size_t head = (size_t)(dots - message), tail = strlen(dots + 3);
+      cr_assert_eq((head - shift) % width, 0, "a character of %zu bytes was cut", width);
+      cr_assert_eq(tail % width, 0, "a character of %zu bytes was cut", width);
+      cr_assert_eq(memcmp(message, text, head), 0);
+      cr_assert_str_eq(dots + 3, text + strlen(text) - tail);
+      cr_assert_geq(head + 3 + tail + 2 * width, QUAY_ERROR_MESSAGE_SIZE, "too much was cut");
     }
+  }
+}
+
+/* Of a path that is longer than the message the reason is told, and once. */
+Test(status, what_is_wrong_with_a_long_path_is_told) {
+  char path[4096];
+  for (size_t length = 900; length < sizeof path; length += 61) {
+    memset(path, 'p', length);
+    path[length] = '\0';
+    quay__fail_errno(QUAY_STATUS_IO, "mmap", ENAMETOOLONG, "mapping '%s'", path);
+    const char *message = quay_last_error()->message;
+    const char *end = "pp': File name too long (ENAMETOOLONG)";
+    cr_assert_lt(strlen(message), (size_t)QUAY_ERROR_MESSAGE_SIZE);
+    cr_assert_eq(strncmp(message, "mapping 'pp", 11), 0);
+    cr_assert_str_eq(message + strlen(message) - strlen(end), end, "%s", message);
+    quay__error_append("; %s", "and so on");
+    message = quay_last_error()->message;
+    end = "(ENAMETOOLONG); and so on";
+    cr_assert_str_eq(message + strlen(message) - strlen(end), end, "%s", message);
+    const char *dots = strstr(message, "...");
+    cr_assert(dots == NULL || strstr(dots + 1, "..") == dots + 1);
+    cr_assert(dots == NULL || strstr(dots + 3, ".") == NULL, "two cuts: %s", message);
   }
 }
 
