@@ -5,13 +5,14 @@
  * the options. */
 #include "staging.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/checked.h"
 #include "core/os.h"
 
 void bench_check(quay_status status, const char *what) {
@@ -158,6 +159,21 @@ quay_buffer *bench_buffer(quay_allocator *allocator, uint64_t size) {
   return buffer;
 }
 
+/* A file of the benchmark's own has a name while it is made; it goes with it also on failure. */
+static char own_file[4096];
+
+static void unlink_own_file(void) {
+  if (own_file[0] != '\0')
+    (void)unlink(own_file);
+  own_file[0] = '\0';
+}
+
+/* By errno. */
+static void fail_system(const char *what) {
+  fprintf(stderr, "bench_staging: %s: %s\n", what, strerror(errno));
+  exit(1);
+}
+
 static void make_bytes(bench *all) {
   all->bytes = malloc(all->set.size);
   uint64_t state = 1;
@@ -165,56 +181,66 @@ static void make_bytes(bench *all) {
     state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     all->bytes[at] = (unsigned char)(state >> 56);
   }
-  bench_check(all->bytes != NULL ? QUAY_OK : QUAY_STATUS_OUT_OF_HOST_MEMORY, "memory");
+  if (all->bytes == NULL)
+    fail_system("memory");
+}
+
+/* At the path of the command line, where nothing may be yet; else a temporary one. Its descriptor.
+ */
+static int begin_own_file(const settings *set) {
+  static bool registered;
+  char name[sizeof own_file];
+  snprintf(name, sizeof name, "%s", set->path != NULL ? set->path : "/tmp/quay-bench-XXXXXX");
+  const int file =
+      set->path != NULL ? open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : mkstemp(name);
+  if (file < 0 && errno == EEXIST) {
+    fprintf(stderr,
+            "bench_staging: --file is the name of a file that is made and goes again; %s is there "
+            "already\n",
+            name);
+    exit(2);
+  }
+  if (file < 0)
+    fail_system(name);
+  if (!registered && atexit(unlink_own_file) != 0)
+    exit(1);
+  registered = true;
+  memcpy(own_file, name, sizeof own_file);
+  return file;
 }
 
 /* As programs write files: the page cache then has larger pieces than what page faults make. */
-static void write_file(const char *name, const unsigned char *bytes, uint64_t size) {
-  const int file = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-  for (uint64_t done = 0; file >= 0 && done < size;) {
-    const uint64_t part = size - done < MIB ? size - done : MIB;
-    const ssize_t put = write(file, bytes + done, part);
+static void write_file(int file, const unsigned char *bytes, uint64_t size) {
+  for (uint64_t done = 0; done < size;) {
+    const ssize_t put = write(file, bytes + done, quay__min(size - done, MIB));
     if (put <= 0)
-      break;
+      fail_system(own_file);
     done += (uint64_t)put;
   }
-  struct stat is;
-  const bool whole = file >= 0 && fstat(file, &is) == 0 && (uint64_t)is.st_size == size;
-  bench_check(whole && close(file) == 0 ? QUAY_OK : QUAY_STATUS_IO, name);
-}
-
-/* A file that is gone with its buffers. Without a path of the user's a temporary one. */
-static void name_file(const settings *set, char *out, size_t size) {
-  if (set->path != NULL) {
-    snprintf(out, size, "%s", set->path);
-    return;
-  }
-  snprintf(out, size, "/tmp/quay-bench-staging-XXXXXX");
-  const int file = mkstemp(out);
-  bench_check(file >= 0 && close(file) == 0 ? QUAY_OK : QUAY_STATUS_IO, "a temporary file");
 }
 
 static void make_file(bench *all, bool by_mapping) {
-  char name[4096];
-  name_file(&all->set, name, sizeof name);
+  const int file = begin_own_file(&all->set);
   if (by_mapping) {
     const quay_file_options replace = {.replace = true};
     quay_buffer *made = NULL;
-    bench_check(quay_file_create(name, all->set.size, &replace, &made), name);
-    bench_check(quay_buffer_copy_in(made, all->bytes, all->set.size), name);
+    bench_check(quay_file_create(own_file, all->set.size, &replace, &made), own_file);
+    bench_check(quay_buffer_copy_in(made, all->bytes, all->set.size), own_file);
     quay_buffer_release(made);
   } else {
-    write_file(name, all->bytes, all->set.size);
+    write_file(file, all->bytes, all->set.size);
   }
-  all->places[by_mapping] = open(name, O_PATH | O_CLOEXEC);
-  bench_check(all->places[by_mapping] >= 0 ? QUAY_OK : QUAY_STATUS_IO, name);
-  bench_check(quay_map_file(name, NULL, &all->files[by_mapping]), name);
-  (void)unlink(name);
+  if (close(file) != 0)
+    fail_system(own_file);
+  all->places[by_mapping] = open(own_file, O_PATH | O_CLOEXEC);
+  if (all->places[by_mapping] < 0)
+    fail_system(own_file);
+  bench_check(quay_map_file(own_file, NULL, &all->files[by_mapping]), own_file);
+  unlink_own_file();
 }
 
 static void make_files(bench *all) {
   const quay_file_options replace = {.replace = true};
-  char name[4096];
   make_file(all, all->set.variant.by_mapping);
   for (int i = 0; i < all->set.turn_count; i++) {
     const bool by_mapping = all->set.turns[i].variant.by_mapping;
@@ -222,9 +248,9 @@ static void make_files(bench *all) {
       make_file(all, by_mapping);
   }
   all->file = all->files[all->set.variant.by_mapping];
-  name_file(&all->set, name, sizeof name);
-  bench_check(quay_file_create(name, all->set.size, &replace, &all->out_file), name);
-  (void)unlink(name);
+  (void)close(begin_own_file(&all->set));
+  bench_check(quay_file_create(own_file, all->set.size, &replace, &all->out_file), own_file);
+  unlink_own_file();
 }
 
 static void open_all(bench *all) {

@@ -14,6 +14,7 @@
 
 enum {
   RUNS_MAX = 99,
+  LOADS_MAX = 64,
   TURNS_MAX = 24,
   DIRECTIONS = 4,
 };

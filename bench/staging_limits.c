@@ -222,7 +222,7 @@ static void with_copiers(const bench *all, quay_stream *stream, uint64_t piece, 
   fflush(stdout);
 }
 
-/* Without a device, slots of 1 MiB, in turns. */
+/* Without transfers, slots of 1 MiB, in turns. */
 static void print_fills(const bench *all, uint32_t threads) {
   const struct timespec while_they_copy = {.tv_nsec = 200000000};
   for (int round = 0; round < FILL_ROUNDS; round++) {

@@ -13,6 +13,8 @@
  * --by-mapping makes the file through a mapping, --written keeps it open for writing: then it can't
  * be leased. TURNS are "NAME: WAY; NAME: WAY; ...", or a line each: what one does not say is as the
  * way of the command line. One with --anew copies as if its file had just been mapped. */
+#include <ctype.h>
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +23,9 @@
 #include "staging.h"
 
 enum {
-  WORDS_MAX = 64
+  WORDS_MAX = 64,
+  SIZE_MAX_MIB = 1 << 20,
+  SECONDS_MAX = 1000000
 };
 
 /* Those of a way come last, and first of them the one that --turns alone takes. */
@@ -80,9 +84,31 @@ static int third_of(const char *const names[3], const char *option) {
   exit(2);
 }
 
+static void refuse(const char *option, const char *wanted) {
+  fprintf(stderr, "bench_staging: %s takes %s, and not %s\n", option, wanted, optarg);
+  exit(2);
+}
+
+static uint64_t number_of(const char *option, uint64_t least, uint64_t most) {
+  char *end = NULL, wanted[80];
+  errno = 0;
+  const uint64_t number = strtoull(optarg, &end, 10);
+  if (!isdigit((unsigned char)optarg[0]) || *end != '\0' || errno != 0 || number < least ||
+      number > most) {
+    snprintf(wanted, sizeof wanted, "a whole number from %llu to %llu", (unsigned long long)least,
+             (unsigned long long)most);
+    refuse(option, wanted);
+  }
+  return number;
+}
+
 /* Of MiB. */
-static uint64_t bytes_of(const char *text) {
-  return (uint64_t)(strtod(text, NULL) * (double)MIB);
+static uint64_t bytes_of(const char *option) {
+  char *end = NULL;
+  const double number = strtod(optarg, &end);
+  if (end == optarg || *end != '\0' || !(number * (double)MIB >= 4096) || number > 4096)
+    refuse(option, "MiB, from 4096 bytes, 0.00390625, to 4096");
+  return (uint64_t)(number * (double)MIB);
 }
 
 static void parse_switch(int option, variant *out) {
@@ -109,22 +135,21 @@ static void parse_variant(int option, variant *out) {
       [QUAY__STORES_PLAIN] = "plain",
       [QUAY__STORES_STREAMING] = "streaming",
   };
-  const uint32_t number = optarg != NULL ? (uint32_t)strtoul(optarg, NULL, 10) : 0;
   parse_switch(option, out);
   if (option == 't')
-    out->threads = number;
+    out->threads = (uint32_t)number_of("--threads", 1, 1024);
   if (option == 'n')
-    out->slots = number;
+    out->slots = (uint32_t)number_of("--slots", 1, 64);
   if (option == 'c')
-    out->slot = bytes_of(optarg);
+    out->slot = bytes_of("--slot-size");
   if (option == 'm')
-    out->streams = number;
+    out->streams = (uint32_t)number_of("--streams", 1, 100);
   if (option == 'a')
-    out->batch = number;
+    out->batch = (uint32_t)number_of("--batch", 1, 64);
   if (option == 'i')
-    out->least = bytes_of(optarg);
+    out->least = bytes_of("--least");
   if (option == 'j')
-    out->in_flight = bytes_of(optarg);
+    out->in_flight = bytes_of("--in-flight");
   if (option == 'g')
     out->stores = third_of(stores, "--stores");
   if (option == 'p')
@@ -191,9 +216,9 @@ static void parse_setting(int option, settings *out) {
   if (option == 'e')
     out->beside = optarg;
   if (option == 's')
-    out->size = strtoull(optarg, NULL, 10) * MIB;
+    out->size = number_of("--size", 1, SIZE_MAX_MIB) * MIB;
   if (option == 'r')
-    out->runs = (int)strtol(optarg, NULL, 10);
+    out->runs = (int)number_of("--runs", 1, RUNS_MAX);
   if (option == 'f')
     out->path = optarg;
   if (option == 'w')
@@ -203,9 +228,9 @@ static void parse_setting(int option, settings *out) {
   if (option == 'v')
     out->back = true;
   if (option == 'O')
-    out->load = (uint32_t)strtoul(optarg, NULL, 10);
+    out->load = (uint32_t)number_of("--load", 0, LOADS_MAX);
   if (option == 'x')
-    out->seconds = (int)strtol(optarg, NULL, 10);
+    out->seconds = (int)number_of("--seconds", 1, SECONDS_MAX);
 }
 
 settings bench_parse(int argc, char **argv) {
@@ -226,9 +251,16 @@ settings bench_parse(int argc, char **argv) {
     parse_setting(option, &set);
     parse_variant(option, &set.variant);
   }
-  if (set.size == 0 || set.runs < 1 || set.runs > RUNS_MAX || set.seconds < 1 || optind != argc) {
-    fprintf(stderr,
-            "bench_staging: --size, --runs and --seconds take numbers above 0, at most 99 runs\n");
+  if (optind != argc) {
+    fprintf(stderr, "bench_staging: there is no option %s\n", argv[optind]);
+    exit(2);
+  }
+  if (turns != NULL && (set.sweep || set.limits || set.beside != NULL)) {
+    fprintf(stderr, "bench_staging: with --turns there is no --sweep, --limits or --beside\n");
+    exit(2);
+  }
+  if (turns == NULL && set.back) {
+    fprintf(stderr, "bench_staging: --back is one of --turns\n");
     exit(2);
   }
   if (turns != NULL)

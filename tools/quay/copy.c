@@ -58,7 +58,8 @@ static exit_status reserve(const file_transfer *transfer, const char *path) {
     return EXIT_DONE;
   if (errno != ENOSPC && errno != EDQUOT && errno != EFBIG)
     return EXIT_DONE;
-  return fail("cannot write '%s': no room for %" PRIu64 " bytes: %s", path, size, strerror(errno));
+  return fail("cannot write '%s': no room for %" PRIu64 " bytes: %s%s", path, size, strerror(errno),
+              errno == EFBIG ? "; ulimit -f tells how large the process may make files" : "");
 }
 
 /* Between two files the library may touch the pages of the source's mapping, which then count as
