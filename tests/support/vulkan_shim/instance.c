@@ -1,5 +1,6 @@
 /* The way in: the real loader, settings, instances, and what physical devices tell. */
 #include <dlfcn.h>
+#include <link.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,6 +48,31 @@ static bool load(void) {
   return loaded;
 }
 
+/* The drivers' libraries that are loaded. */
+typedef struct drivers {
+  char names[16][512];
+  unsigned count;
+} drivers;
+
+static int note_driver(struct dl_phdr_info *library, size_t size, void *context) {
+  drivers *found = context;
+  (void)size;
+  const bool fits = strlen(library->dlpi_name) < sizeof found->names[0] && found->count < 16;
+  if (fits && strstr(library->dlpi_name, "/libvulkan_") != NULL)
+    strcpy(found->names[found->count++], library->dlpi_name);
+  return 0;
+}
+
+/* They are kept for good, too: what a driver keeps would pass for a leak once the loader has
+ * unloaded it with its last instance, and nobody could tell whose it was. (Mesa 22.3 keeps a list
+ * of caches on AMD processors.) */
+static void keep_drivers(void) {
+  drivers found = {.count = 0};
+  (void)dl_iterate_phdr(note_driver, &found);
+  for (unsigned i = 0; i < found.count; i++)
+    (void)dlopen(found.names[i], RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
 /* Instances. */
 
 static VKAPI_ATTR VkResult VKAPI_CALL create_instance(const VkInstanceCreateInfo *info,
@@ -60,6 +86,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL create_instance(const VkInstanceCreateInfo
     PFN_vkCreateInstance create = (PFN_vkCreateInstance)shim.get(NULL, "vkCreateInstance");
     result = create(info, allocator, out_instance);
   }
+  keep_drivers();
   if (result != VK_SUCCESS)
     return result;
   if (shim.settings.validate)
