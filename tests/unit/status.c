@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "support/failing_allocations.h"
 
 Test(status, every_code_has_its_number_text_and_name) {
   static const struct {
@@ -118,6 +119,25 @@ Test(status, a_longer_message_is_cut_between_characters) {
       cr_assert_str_eq(dots + 3, text + strlen(text) - tail);
       cr_assert_geq(head + 3 + tail + 2 * width, QUAY_ERROR_MESSAGE_SIZE, "too much was cut");
     }
+  }
+}
+
+Test(status, without_memory_a_longer_message_loses_its_end_and_errno_stays) {
+  char text[2 * QUAY_ERROR_MESSAGE_SIZE] = "abcd";
+  const size_t head = QUAY_ERROR_MESSAGE_SIZE - 1 - 3;
+  while (strlen(text) < QUAY_ERROR_MESSAGE_SIZE + 20)
+    strcat(text, "\u00e9");
+  for (int shift = 0; shift < 2; shift++) {
+    allocations_left = 0;
+    errno = EIO;
+    quay_error_set(QUAY_STATUS_BUSY, "", 0, NULL, "%s", text + shift);
+    cr_assert_eq(errno, EIO);
+    cr_assert_eq(allocations_left, -1, "nothing was asked for");
+    const char *message = quay_last_error()->message;
+    const size_t kept = head - (size_t)shift;
+    cr_assert_eq(strlen(message), kept + 3);
+    cr_assert_eq(memcmp(message, text + shift, kept), 0);
+    cr_assert_str_eq(message + kept, "...");
   }
 }
 
