@@ -65,7 +65,8 @@ typedef struct quay_copy_options {
   bool forbid_staging;
   /* At most this many bytes of staging at a time, 4096 or more; 0: the process's budget. Also of
    * direct copies of pageable memory to a device and back. Slots lie in page-locked memory that
-   * copies share and keep, which is locked in pieces of some MiB: QUAY_STAGING_BYTES bounds it. */
+   * copies share and keep, which is locked in pieces of some MiB: QUAY_STAGING_BYTES bounds it, but
+   * for 64 KiB of a copy for which those of others leave no gap. */
   uint64_t max_staging_bytes;
   /* At most this many threads at a time, the caller's included; never more than the process's,
    * which 0 stands for. */

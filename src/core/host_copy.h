@@ -16,8 +16,8 @@ void quay__host_copy(void *destination, const void *source, uint64_t size, uint3
 /* As memcpy, by this thread, with streaming stores: for ranges that are not soon read again. */
 void quay__host_stream(void *to, const void *from, uint64_t size);
 
-/* As memcpy, by this thread, for a destination that is read soon: asks for the lines of both sides
- * well before it gets to them. */
+/* As memcpy, by this thread, for a destination that is read soon: asks for the source's lines well
+ * before it gets to them, and on some processors for the destination's, too. */
 void quay__host_copy_ahead(void *to, const void *from, uint64_t size);
 
 /* As memmove. */
